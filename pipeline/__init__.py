@@ -1,0 +1,1 @@
+"""Spark: sweeps of many runs and audits of large stores. Nothing runs here yet."""

@@ -1,0 +1,1 @@
+"""The world: simulated disk, faults, workloads, oracle, catalog of scenarios. Nothing runs here yet."""
