@@ -39,7 +39,7 @@ class GetMessageStatus(Enum):
 class PutResult(NamedTuple):
     """Where a put landed. A tuple, not a dataclass: one is made per message on the hot path.
 
-    A batch answers once: `physical_offset`, `queue_offset` of its first record, `size` of all, `count` of them.
+    A batch answers once: offsets of its first record, `size` of all of them together, how many `messages`.
     `reason` says in words why anything but PUT_OK was answered.
     """
 
@@ -48,5 +48,5 @@ class PutResult(NamedTuple):
     size: int = 0
     queue_offset: int = -1
     store_timestamp: int = 0
-    count: int = 0
+    messages: int = 0
     reason: str = ""
