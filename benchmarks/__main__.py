@@ -33,14 +33,14 @@ except ModuleNotFoundError as missing:
 
 ROUNDS_DEFAULT = 7
 QUICK_ROUNDS = 3
-QUICK_MESSAGES = 4_000
+QUICK_MESSAGES = 16_000
 CHECK_MESSAGES = 800
 FILE_WIDTH = 132
 
 EXAMPLES = """\
 examples:
   python -m benchmarks                              all cases, 7 rounds, 3 to 6 minutes on two cores
-  python -m benchmarks --quick                      a look in half a minute; too short for a verdict
+  python -m benchmarks --quick                      a look in a quarter of a minute; too short for a verdict
   python -m benchmarks --only async,batch100        only these cases
   python -m benchmarks --rounds 15 --only sync      more rounds for a noisy disk
   python -m benchmarks --dir /mnt/nvme --out a.json another disk, another result file

@@ -18,7 +18,7 @@ What is left out, because it is off by default: multi-dispatch, inner batches, c
 from __future__ import annotations
 
 import struct
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from typing import NamedTuple
 
 MESSAGE_MAGIC_V1 = 0xDAA320A7
@@ -38,6 +38,22 @@ TRANSACTION_ROLLBACK = 0xC
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 DELAY_SECONDS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+
+# Compiled once: looking the format up in each call would slow the loop by a third and teach nothing.
+_BYTE = struct.Struct(">b").unpack_from
+_SHORT = struct.Struct(">h").unpack_from
+_INT = struct.Struct(">i").unpack_from
+_UNSIGNED = struct.Struct(">I").unpack_from
+_LONG = struct.Struct(">q").unpack_from
+_SIZE_AND_MAGIC = struct.Struct(">iI").unpack_from
+_QUEUE_ENTRY = struct.Struct(">qiq")
+_INDEX_HEADER = struct.Struct(">qqqqii")
+_INDEX_SLOT = struct.Struct(">i")
+_INDEX_ENTRY = struct.Struct(">iqii")
+assert _QUEUE_ENTRY.size == QUEUE_ENTRY_SIZE
+assert _INDEX_HEADER.size == INDEX_HEADER_SIZE
+assert _INDEX_SLOT.size == INDEX_SLOT_SIZE
+assert _INDEX_ENTRY.size == INDEX_ENTRY_SIZE
 
 QueueBuffers = MutableMapping[tuple[str, int], bytearray]
 
@@ -80,7 +96,7 @@ def naive_dispatch(
     position = start
     dispatched = 0
     while position < end:
-        total_size, magic = struct.unpack_from(">iI", log, position)
+        total_size, magic = _SIZE_AND_MAGIC(log, position)
         if total_size <= 0 or position + total_size > end:
             raise ValueError(f"record at {position}: size {total_size}, {end - position} bytes left")
         if magic != BLANK_MAGIC:
@@ -108,52 +124,52 @@ def new_index_file(slots: int, entries: int) -> bytearray:
 def decode_record(log: memoryview, position: int) -> Record:
     """Every field of the record at `position`, one after the other."""
     at = position
-    (total_size,) = struct.unpack_from(">i", log, at)
+    (total_size,) = _INT(log, at)
     at += 4
-    (magic,) = struct.unpack_from(">I", log, at)
+    (magic,) = _UNSIGNED(log, at)
     at += 4
     if magic not in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2):
         raise ValueError(f"record at {position}: magic {magic:08X} is not that of a message")
-    (body_crc,) = struct.unpack_from(">i", log, at)
+    (body_crc,) = _INT(log, at)
     at += 4
-    (queue_id,) = struct.unpack_from(">i", log, at)
+    (queue_id,) = _INT(log, at)
     at += 4
-    (flag,) = struct.unpack_from(">i", log, at)
+    (flag,) = _INT(log, at)
     at += 4
-    (queue_offset,) = struct.unpack_from(">q", log, at)
+    (queue_offset,) = _LONG(log, at)
     at += 8
-    (physical_offset,) = struct.unpack_from(">q", log, at)
+    (physical_offset,) = _LONG(log, at)
     at += 8
-    (sys_flag,) = struct.unpack_from(">i", log, at)
+    (sys_flag,) = _INT(log, at)
     at += 4
-    (born_timestamp,) = struct.unpack_from(">q", log, at)
+    (born_timestamp,) = _LONG(log, at)
     at += 8
     address_size = 16 if sys_flag & BORN_HOST_IPV6 else 4
     born_host = bytes(log[at : at + address_size])
     at += address_size
-    (born_port,) = struct.unpack_from(">i", log, at)
+    (born_port,) = _INT(log, at)
     at += 4
-    (store_timestamp,) = struct.unpack_from(">q", log, at)
+    (store_timestamp,) = _LONG(log, at)
     at += 8
     address_size = 16 if sys_flag & STORE_HOST_IPV6 else 4
     store_host = bytes(log[at : at + address_size])
     at += address_size
-    (store_port,) = struct.unpack_from(">i", log, at)
+    (store_port,) = _INT(log, at)
     at += 4
-    (reconsume_times,) = struct.unpack_from(">i", log, at)
+    (reconsume_times,) = _INT(log, at)
     at += 4
-    (prepared_transaction_offset,) = struct.unpack_from(">q", log, at)
+    (prepared_transaction_offset,) = _LONG(log, at)
     at += 8
-    (body_length,) = struct.unpack_from(">i", log, at)
+    (body_length,) = _INT(log, at)
     at += 4
     body = bytes(log[at : at + body_length])
     at += body_length
     # Version 2 exists only for its longer topic length.
-    (topic_length,) = struct.unpack_from(">b" if magic == MESSAGE_MAGIC_V1 else ">h", log, at)
+    (topic_length,) = (_BYTE if magic == MESSAGE_MAGIC_V1 else _SHORT)(log, at)
     at += 1 if magic == MESSAGE_MAGIC_V1 else 2
     topic = bytes(log[at : at + topic_length]).decode()
     at += topic_length
-    (properties_length,) = struct.unpack_from(">h", log, at)
+    (properties_length,) = _SHORT(log, at)
     at += 2
     properties = parse_properties(bytes(log[at : at + properties_length]).decode())
     at += properties_length
@@ -194,9 +210,14 @@ def parse_properties(text: str) -> dict[str, str]:
 
 def java_string_hash(text: str) -> int:
     """Java's String.hashCode: over UTF-16 code units, modulo 2^32, read as a signed number."""
-    encoded = text.encode("utf-16-be", "surrogatepass")
+    units: Iterable[int]
+    if text.isascii():
+        units = text.encode()
+    else:
+        utf_16 = text.encode("utf-16-be", "surrogatepass")
+        units = struct.unpack(f">{len(utf_16) // 2}H", utf_16)
     hashed = 0
-    for unit in struct.unpack(f">{len(encoded) // 2}H", encoded):
+    for unit in units:
         hashed = (31 * hashed + unit) & 0xFFFFFFFF
     return hashed - (1 << 32) if hashed & 0x80000000 else hashed
 
@@ -219,12 +240,12 @@ def put_queue_entry(record: Record, queues: QueueBuffers) -> None:
     missing = position + QUEUE_ENTRY_SIZE - len(queue)
     if missing > 0:
         queue.extend(bytes(missing))
-    struct.pack_into(">qiq", queue, position, record.physical_offset, record.total_size, tags_code(record))
+    _QUEUE_ENTRY.pack_into(queue, position, record.physical_offset, record.total_size, tags_code(record))
 
 
 def put_index_keys(record: Record, index: bytearray, slots: int, entries: int) -> None:
     """The unique key first, then each word of KEYS."""
-    (end_physical_offset,) = struct.unpack_from(">q", index, 24)
+    (end_physical_offset,) = _LONG(index, 24)
     if record.physical_offset < end_physical_offset:
         return  # indexed before
     if record.sys_flag & TRANSACTION_MASK == TRANSACTION_ROLLBACK:
@@ -239,8 +260,7 @@ def put_index_keys(record: Record, index: bytearray, slots: int, entries: int) -
 
 def put_index_key(key: str, record: Record, index: bytearray, slots: int, entries: int) -> None:
     """Hang a new entry in front of the chain of its slot."""
-    (begin_timestamp,) = struct.unpack_from(">q", index, 0)
-    used_slots, count = struct.unpack_from(">ii", index, 32)
+    begin_time, _, begin_offset, _, used_slots, count = _INDEX_HEADER.unpack_from(index, 0)
     if count <= 0:
         count = 1  # entry 0 is never used: a slot of 0 means empty
     if count >= entries:
@@ -248,26 +268,24 @@ def put_index_key(key: str, record: Record, index: bytearray, slots: int, entrie
 
     key_hash = index_hash(key)
     slot_position = INDEX_HEADER_SIZE + INDEX_SLOT_SIZE * (key_hash % slots)
-    (previous,) = struct.unpack_from(">i", index, slot_position)
+    (previous,) = _INDEX_SLOT.unpack_from(index, slot_position)
     if previous <= 0 or previous > count:
         previous = 0
     seconds = 0
-    if begin_timestamp > 0:
+    if begin_time > 0:
         # Java divides towards zero; a negative difference becomes 0 anyway.
-        seconds = min(max((record.store_timestamp - begin_timestamp) // 1000, 0), 0x7FFFFFFF)
+        seconds = min(max((record.store_timestamp - begin_time) // 1000, 0), 0x7FFFFFFF)
 
     entry_position = INDEX_HEADER_SIZE + INDEX_SLOT_SIZE * slots + INDEX_ENTRY_SIZE * count
-    struct.pack_into(">iqii", index, entry_position, key_hash, record.physical_offset, seconds, previous)
-    struct.pack_into(">i", index, slot_position, count)
+    _INDEX_ENTRY.pack_into(index, entry_position, key_hash, record.physical_offset, seconds, previous)
+    _INDEX_SLOT.pack_into(index, slot_position, count)
 
-    if count <= 1:
-        struct.pack_into(">q", index, 0, record.store_timestamp)
-        struct.pack_into(">q", index, 16, record.physical_offset)
-    struct.pack_into(">q", index, 8, record.store_timestamp)
-    struct.pack_into(">q", index, 24, record.physical_offset)
+    if count == 1:
+        begin_time, begin_offset = record.store_timestamp, record.physical_offset
     if previous == 0:
-        struct.pack_into(">i", index, 32, used_slots + 1)
-    struct.pack_into(">i", index, 36, count + 1)
+        used_slots += 1
+    end_time, end_offset = record.store_timestamp, record.physical_offset
+    _INDEX_HEADER.pack_into(index, 0, begin_time, end_time, begin_offset, end_offset, used_slots, count + 1)
 
 
 def index_hash(key: str) -> int:

@@ -16,7 +16,7 @@ from benchmarks.naive_dispatch import BLANK_MAGIC, MESSAGE_MAGIC_V1
 from benchmarks.protocol import BenchMessage, LogFixture
 from benchmarks.workload import QUEUES
 
-TOPIC = "BenchmarkTopic"
+TOPIC = "TopicBench"
 TAGS = ("created", "paid", "packed", "sent")
 FIRST_STORE_TIMESTAMP_MS = 1_700_000_000_000
 RECORDS_PER_MS = 100

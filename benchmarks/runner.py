@@ -12,7 +12,6 @@ from typing import TypeVar
 from benchmarks.cases import BEST_PEER, Case, Target
 from benchmarks.stats import Spread, Verdict, best_by_median, judge, round_ratios, spread
 
-
 ResultT = TypeVar("ResultT")
 
 

@@ -100,6 +100,11 @@ class CommitLog:
             record_crc=config.force_verify_prop_crc,
         )
 
+    @property
+    def trusted(self) -> Validity:
+        """What is asked of a record that recovery has seen, or that this process wrote."""
+        return self.validity._replace(crc=False, record_crc=False)
+
     # Append
 
     def append(self, message: Message, now_ms: int) -> PutResult:
@@ -308,7 +313,7 @@ class CommitLog:
         if file is None:
             return None
         limit = min(end - file.start, file.read_position)
-        found = self.scan_file(file, start - file.start, limit, most=most)
+        found = self.scan_file(file, start - file.start, limit, validity=self.trusted, most=most)
         after = file.start + (file.size if found.stop.value == "blank" else found.end)
         return columns(file.view, np.array(found.positions, dtype=np.int64)), after
 

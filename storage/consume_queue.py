@@ -59,8 +59,11 @@ def encode_units(offsets: Offsets, sizes: Offsets, codes: Offsets) -> bytes:
 class ConsumeQueue:
     """One queue of one topic. The queue builder is the only writer."""
 
-    def __init__(self, disk: Disk, directory: str, topic: str, queue_id: int, file_size: int) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, topic: str, queue_id: int, file_size: int, *, shift_gaps: bool = False
+    ) -> None:
         assert file_size % UNIT_SIZE == 0
+        self._shift_gaps = shift_gaps  # quirk queue_gap_shifts_entries (museum row 12)
         self.topic = topic
         self.queue_id = queue_id
         self.files = MappedFileQueue(disk, directory, file_size, reserve=False)
@@ -100,10 +103,10 @@ class ConsumeQueue:
         first = int(indexes[0])
         if not self.files.files:
             self._begin_at(first)
-        elif first != next_index:
+        elif first != next_index and not self._shift_gaps:
             raise QueueGapError(self.topic, self.queue_id, next_index, first)
         steps = np.flatnonzero(np.diff(indexes) != 1)
-        if len(steps):  # take what fits, then say where it broke
+        if len(steps) and not self._shift_gaps:  # take what fits, then say where it broke
             good = int(steps[0]) + 1
             self.put(indexes[:good], offsets[:good], sizes[:good], codes[:good])
             raise QueueGapError(self.topic, self.queue_id, int(indexes[good - 1]) + 1, int(indexes[good]))

@@ -62,6 +62,13 @@ class Dispatch:
     index: IndexEntries
     notes: list[str]
 
+    def only(self, wanted: Flags) -> Dispatch:
+        """The same batch with queue entries and index entries of these rows only."""
+        runs = [QueueRun(topic, queue_id, rows[wanted[rows]]) for topic, queue_id, rows in self.runs]
+        kept = np.isin(self.index.physical_offsets, self.columns.physical_offsets[wanted])
+        entries = IndexEntries(*(column[kept] for column in self.index))
+        return Dispatch(self.columns, self.tags_codes, [run for run in runs if len(run.rows)], entries, self.notes)
+
 
 def describe(topic: str, properties: bytes, store_timestamp: int, delays: Delays) -> Description:
     """Tags code and keys of one record: first the unique key, then each word of KEYS."""
@@ -97,11 +104,13 @@ def dispatch_of(columns: Columns, delays: Delays) -> Dispatch:
 
 def is_queued(sys_flags: Offsets) -> Flags:
     """Prepared and rolled back records get no queue entry."""
-    return np.equal(sys_flags & SysFlag.TRANSACTION_PREPARED, 0)
+    flags: Flags = (sys_flags & SysFlag.TRANSACTION_PREPARED) == 0
+    return flags
 
 
 def _is_indexed(sys_flags: Offsets) -> Flags:
-    return np.not_equal(sys_flags & SysFlag.TRANSACTION_MASK, SysFlag.TRANSACTION_ROLLBACK)
+    flags: Flags = (sys_flags & SysFlag.TRANSACTION_MASK) != SysFlag.TRANSACTION_ROLLBACK
+    return flags
 
 
 # Rows by queue -------------------------------------------------------------------------------------------------------

@@ -178,12 +178,16 @@ class MappedFileQueue:
             return True
         before, timestamp = self.flushed_where, file.store_timestamp
         if self._directory_unsynced:  # a durable page is of no use in a file whose name is not
-            self._disk.sync_directory(self.directory)
-            self._directory_unsynced = False
+            self.sync_directory()
         self.flushed_where = file.start + file.flush(least_pages)
         if least_pages == 0:
             self.store_timestamp = timestamp
         return self.flushed_where == before
+
+    def sync_directory(self) -> None:
+        """Make the files' names durable."""
+        self._disk.sync_directory(self.directory)
+        self._directory_unsynced = False
 
     def flush_all(self) -> None:
         """Until nothing moves: everything readable is durable."""
@@ -213,7 +217,7 @@ class MappedFileQueue:
             if zero_tail:
                 cleared = last.zero_from(offset - last.start)
         if deleted:
-            self._disk.sync_directory(self.directory)
+            self.sync_directory()
         self.flushed_where = min(self.flushed_where, offset)
         self.committed_where = min(self.committed_where, offset)
         return cleared, deleted[::-1]
@@ -230,7 +234,7 @@ class MappedFileQueue:
             self.files.pop(0)
             deleted.append(file.path)
         if deleted:
-            self._disk.sync_directory(self.directory)
+            self.sync_directory()
         return deleted
 
     def destroy(self, now_ms: int) -> None:

@@ -44,12 +44,17 @@ class QueueTable:
                     self.notes.append(f"{queue.path}: skipped, not a queue directory")
 
     def _load(self, topic: str, queue_id: int, directory: FileInfo) -> None:
-        queue = ConsumeQueue(self._disk, directory.path, topic, queue_id, self._config.consume_queue_file_size)
+        queue = self._make(topic, queue_id, directory.path)
         quirky = Quirk.EMPTY_QUEUE_FILE_BLOCKS_START in self._config.quirks
         old = self._config.dialect is Dialect.V4_9
         queue.files.load(empty_files_block=lambda empty: quirky and (old or len(empty) > 1))
         self.notes += queue.files.notes
         self._queues[topic, queue_id] = queue
+
+    def _make(self, topic: str, queue_id: int, directory: str) -> ConsumeQueue:
+        size = self._config.consume_queue_file_size
+        shift_gaps = Quirk.QUEUE_GAP_SHIFTS_ENTRIES in self._config.quirks
+        return ConsumeQueue(self._disk, directory, topic, queue_id, size, shift_gaps=shift_gaps)
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         return self._queues.get((topic, queue_id))
@@ -60,7 +65,7 @@ class QueueTable:
         if queue is None:
             assert not topic_problem(topic.encode()), f"a record with topic {topic!r} should not have passed the check"
             directory = f"{self.directory}/{topic}/{queue_id}"
-            queue = ConsumeQueue(self._disk, directory, topic, queue_id, self._config.consume_queue_file_size)
+            queue = self._make(topic, queue_id, directory)
             self._queues[topic, queue_id] = queue
         return queue
 

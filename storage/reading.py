@@ -1,0 +1,297 @@
+"""Reading: pull from a queue, look up by message id, by key and time range, find an index by time.
+
+A pull answers with views of the mapped log, not copies; they live until the result is released. Every record is checked
+before it is served: that it is the one its queue entry means, and its body's CRC. What fails is left out and told.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from enum import Enum
+from types import TracebackType
+from typing import NamedTuple
+
+from brokerlab.storage.checksum import CRC_MASK, crc32
+from brokerlab.storage.commit_log import CommitLog
+from brokerlab.storage.config import StoreConfig
+from brokerlab.storage.consume_queue import PRE_BLANK_SIZE, UNIT, UNIT_SIZE, ConsumeQueue
+from brokerlab.storage.dispatch import describe
+from brokerlab.storage.errors import CorruptRecordError
+from brokerlab.storage.index_service import IndexService
+from brokerlab.storage.java_hash import index_hash
+from brokerlab.storage.mapped_file import MappedFile
+from brokerlab.storage.message import SysFlag, decode_message_id
+from brokerlab.storage.queue_table import QueueTable
+from brokerlab.storage.record import MAGIC_V1, Record, check, extract
+from brokerlab.storage.results import GetMessageStatus
+
+_HOT = struct.Struct(">4xiii4xqqi44xi")
+"""magic, crc, queue id, queue offset, physical offset, sys flag, body length of an IPv4 record."""
+_HOSTS_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+
+
+class Damage(NamedTuple):
+    """An entry that could not be served, and why."""
+
+    index: int
+    physical_offset: int
+    reason: str
+
+
+class GetResult:
+    """The answer to a pull. Use as a context manager, or `release` it: until then its log files stay mapped."""
+
+    __slots__ = ("_held", "damaged", "indexes", "max_index", "min_index", "next_index", "records", "status")
+
+    def __init__(self, status: GetMessageStatus, next_index: int, min_index: int, max_index: int) -> None:
+        self.status = status
+        self.next_index = next_index
+        self.min_index = min_index
+        self.max_index = max_index
+        self.records: list[memoryview] = []
+        self.indexes: list[int] = []
+        self.damaged: list[Damage] = []
+        self._held: list[MappedFile] = []
+
+    def hold(self, file: MappedFile) -> bool:
+        if file.hold():
+            self._held.append(file)
+            return True
+        return False
+
+    def decoded(self) -> list[Record]:
+        """The records as values; they outlive the release."""
+        return [extract(view, 0, check(view, 0, len(view), check_crc=False)) for view in self.records]
+
+    def release(self) -> None:
+        self.records.clear()
+        held, self._held = self._held, []
+        for file in held:
+            file.release()
+
+    def __enter__(self) -> GetResult:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Boundary(Enum):
+    """Which entry a search by time means."""
+
+    LOWER = "lower"  # the first that is not older
+    UPPER = "upper"  # the last that is not newer
+    NEAREST = "nearest"  # 4.x: whichever is nearer
+
+
+class Reader:
+    """Everything that is read from a store, and nothing that changes it."""
+
+    def __init__(self, log: CommitLog, queues: QueueTable, index: IndexService | None, config: StoreConfig) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._config = config
+
+    # Pull
+
+    def get_message(
+        self, topic: str, queue_id: int, index: int, most: int = 32, *, tags_codes: frozenset[int] | None = None
+    ) -> GetResult:
+        """Up to `most` messages from `index` on, of the given tags codes (None: all).
+
+        The original's order of questions, statuses and next indexes; one call never crosses a queue file.
+        """
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return GetResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
+        low, high = queue.min_index, queue.max_index
+        if high == 0:
+            return GetResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+        if index < low:
+            return GetResult(GetMessageStatus.OFFSET_TOO_SMALL, low, low, high)
+        if index == high:
+            return GetResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, index, low, high)
+        if index > high:
+            return GetResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+        file = queue.files.find(index * UNIT_SIZE)
+        if file is None or not file.hold():
+            per_file = queue.files.file_size // UNIT_SIZE
+            return GetResult(GetMessageStatus.OFFSET_FOUND_NULL, (index // per_file + 1) * per_file, low, high)
+        result = GetResult(GetMessageStatus.NO_MATCHED_MESSAGE, index, low, high)
+        try:
+            self._collect(queue, file, index, most, tags_codes, result)
+        finally:
+            file.release()
+        return result
+
+    def _collect(
+        self,
+        queue: ConsumeQueue,
+        file: MappedFile,
+        index: int,
+        most: int,
+        tags_codes: frozenset[int] | None,
+        result: GetResult,
+    ) -> None:
+        config, log = self._config, self._log
+        start = index * UNIT_SIZE - file.start
+        scan_bytes = max(config.max_filter_message_size, most * UNIT_SIZE)
+        end = min(file.read_position, start + scan_bytes - scan_bytes % UNIT_SIZE)
+        log_end, log_begin = log.files.max_offset, log.files.min_offset
+        memory = config.physical_memory_bytes * config.access_message_in_memory_max_ratio // 100
+        bytes_most, count_most = _transfer_limits(config, in_memory=True)
+        topic = queue.topic.encode()
+        records, indexes = result.records, result.indexes
+        total, removed, held = 0, False, None
+        held_start = held_end = -1
+        for offset, size, code in UNIT.iter_unpack(file.view[start:end]):
+            if records:
+                if log_end - offset > memory:
+                    bytes_most, count_most = _transfer_limits(config, in_memory=False)
+                if len(records) >= most or total + size > bytes_most or len(records) > count_most - 1:
+                    break
+            index += 1
+            if size == PRE_BLANK_SIZE and offset == 0:
+                removed = True
+                continue
+            if tags_codes is not None and _low32(code) not in tags_codes:
+                continue
+            if not held_start <= offset < held_end:
+                found = log.files.find(offset) if offset >= log_begin else None
+                if found is None or not result.hold(found):
+                    removed = True
+                    continue
+                held, held_start, held_end = found, found.start, found.start + found.read_position
+            assert held is not None
+            position = offset - held_start
+            if offset + size > held_end:
+                removed = True
+                continue
+            view = held.view[position : position + size]
+            problem = self._problem(view, offset, queue.queue_id, index - 1, topic)
+            if problem:
+                result.damaged.append(Damage(index - 1, offset, problem))
+                continue
+            records.append(view)
+            indexes.append(index - 1)
+            total += size
+        result.next_index = index
+        if records:
+            result.status = GetMessageStatus.FOUND
+        elif removed:
+            result.status = GetMessageStatus.MESSAGE_WAS_REMOVING
+
+    @staticmethod
+    def _problem(view: memoryview, offset: int, queue_id: int, index: int, topic: bytes) -> str:
+        """Why these bytes are not the record that the queue entry means, or ""."""
+        size = len(view)
+        if size >= 91:
+            magic, crc, found_queue, found_index, physical, sys_flag, body_length = _HOT.unpack_from(view)
+            topic_at = 89 + body_length
+            if (
+                magic == MAGIC_V1
+                and found_index == index
+                and physical == offset
+                and found_queue == queue_id
+                and not sys_flag & _HOSTS_V6
+                and 0 <= body_length <= size - 91
+                and view[topic_at : topic_at + view[topic_at - 1]] == topic
+                and (crc32(view[88 : 88 + body_length]) & CRC_MASK == crc or not body_length)
+            ):
+                return ""
+        try:
+            found = check(view, 0, size, physical_offset=offset)
+        except CorruptRecordError as error:
+            return error.reason
+        there = bytes(view[found.topic_at : found.topic_at + found.topic_length])
+        if (there, found.queue_id, found.queue_offset) != (topic, queue_id, index):
+            return f"entry points at {there.decode('utf-8', 'replace')}/{found.queue_id}/{found.queue_offset}"
+        return "" if found.total_size == size else f"entry says {size} bytes, record {found.total_size}"
+
+    # By offset, id, key
+
+    def look_message_by_offset(self, physical_offset: int) -> Record | None:
+        """The record that starts exactly here, checked; None if none does."""
+        return self._log.read(physical_offset)
+
+    def look_message_by_id(self, message_id: str) -> Record | None:
+        """By offset id. CorruptRecordError for what is no id; None if the record is not there (any more)."""
+        host, offset = decode_message_id(message_id)
+        record = self._log.read(offset)
+        return record if record is not None and record.store_host == host else None
+
+    def query_message(self, topic: str, key: str, most: int, begin: int, end: int) -> list[Record]:
+        """Messages of `topic` with this key (or unique key), stored in [begin, end] ms; oldest of the newest first.
+
+        The index compares hashes, so every hit's own words are looked at before it counts.
+        """
+        if self._index is None:
+            return []
+        wanted = index_hash(topic, key)
+        found: dict[int, Record] = {}
+        # The index knows times to the second only: ask a second more on either side and look at the record's own.
+        offsets, _, _ = self._index.query(wanted, self._config.max_msgs_num_batch, max(0, begin - 1000), end + 1000)
+        for offset in offsets:
+            record = self._log.read(offset)
+            if record is None or record.topic != topic or not begin <= record.store_timestamp <= end:
+                continue
+            if key in describe(topic, record.properties, record.store_timestamp, ()).keys:
+                found[offset] = record
+            if len(found) >= most:
+                break
+        return [found[offset] for offset in sorted(found)]
+
+    # By time
+
+    def index_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
+        """The queue index that belongs to a store time; clamped to what is there."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return 0
+        low, high = queue.min_index, queue.max_index
+        first_not_older = _search(low, high, lambda index: self.store_time(queue, index) >= timestamp)
+        if boundary is Boundary.LOWER:
+            return first_not_older
+        last_not_newer = _search(low, high, lambda index: self.store_time(queue, index) > timestamp) - 1
+        if boundary is Boundary.UPPER:
+            return max(low, last_not_newer)
+        left, right = max(low, first_not_older - 1), min(first_not_older, high - 1)
+        if right <= left:
+            return max(low, right)
+        nearer_right = self.store_time(queue, right) - timestamp < timestamp - self.store_time(queue, left)
+        return right if nearer_right else left
+
+    def store_time(self, queue: ConsumeQueue, index: int) -> int:
+        """Store time of a queue's message; -1 if it cannot be read."""
+        unit = queue.unit(index)
+        return -1 if unit is None or unit.is_pre_blank else self._log.store_timestamp_at(unit.physical_offset)
+
+    def earliest_time(self, topic: str, queue_id: int) -> int:
+        """Store time of the first message still there; -1 if there is none."""
+        queue = self._queues.find(topic, queue_id)
+        return -1 if queue is None else self.store_time(queue, queue.min_index)
+
+
+def _search(low: int, high: int, is_right: Callable[[int], bool]) -> int:
+    while low < high:
+        middle = (low + high) // 2
+        if is_right(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _transfer_limits(config: StoreConfig, *, in_memory: bool) -> tuple[int, int]:
+    if in_memory:
+        return config.max_transfer_bytes_on_message_in_memory, config.max_transfer_count_on_message_in_memory
+    return config.max_transfer_bytes_on_message_in_disk, config.max_transfer_count_on_message_in_disk
+
+
+def _low32(code: int) -> int:
+    low = code & 0xFFFFFFFF
+    return low - (1 << 32) if low & 0x80000000 else low
