@@ -66,7 +66,8 @@ class Dispatch:
         """The same batch with queue entries and index entries of these rows only."""
         runs = [QueueRun(topic, queue_id, rows[wanted[rows]]) for topic, queue_id, rows in self.runs]
         kept = np.isin(self.index.physical_offsets, self.columns.physical_offsets[wanted])
-        entries = IndexEntries(*(column[kept] for column in self.index))
+        hashes, offsets, timestamps = self.index
+        entries = IndexEntries(hashes[kept], offsets[kept], timestamps[kept])
         return Dispatch(self.columns, self.tags_codes, [run for run in runs if len(run.rows)], entries, self.notes)
 
 

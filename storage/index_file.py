@@ -26,7 +26,9 @@ backwards and inside the file, and `trim` trusts the entries alone and derives s
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from contextlib import suppress
+from mmap import mmap
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -48,7 +50,6 @@ _ENTRY_TYPE = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("time_diff
 assert _HEADER.size == HEADER_SIZE
 assert _SLOT.size == _SLOT_TYPE.itemsize == SLOT_SIZE
 assert _ENTRY.size == _ENTRY_TYPE.itemsize == ENTRY_SIZE
-
 _PREVIOUS_AT = 16
 _LOOP_BELOW = 12  # below it, setting up the columns costs more than it saves
 
@@ -75,7 +76,7 @@ class EntryColumns(NamedTuple):
     previous: Numbers
 
 
-def read_index_header(data: Any) -> IndexHeader:
+def read_index_header(data: bytes | memoryview | mmap) -> IndexHeader:
     """The header as it is written, unjudged. Raises CorruptRecordError where there are fewer than 40 bytes."""
     if len(data) < HEADER_SIZE:
         raise CorruptRecordError(f"an index header has {HEADER_SIZE} bytes, found {len(data)}", offset=0, torn=True)
@@ -126,13 +127,12 @@ class _Chains(NamedTuple):
 
 
 class IndexFile:
-    """One mapped index file. Written by one service; others read, sync and close it.
-
-    Stores go entry, slot, header: what is counted is there, and a reader never follows a link to nothing.
-    """
+    """One mapped index file. Written by one service; others read, sync and close it. Stores go entry, slot, header:
+    what is counted is there, and a reader never follows a link to nothing."""
 
     def __init__(self, file: MappedFile, slots: int, entries: int) -> None:
         self.path = file.path
+        self.name = file.path.rpartition("/")[2]
         self.slots = slots
         self._file = file
         self._region = file.region
@@ -142,8 +142,8 @@ class IndexFile:
         # A file that could not be extended (read-only) holds fewer than it should; no link leads behind its end.
         self._limit = min(entries, (file.size - self._base) // ENTRY_SIZE)
         header = read_index_header(self._region.buf)
-        self.header = header._replace(index_count=max(1, min(header.index_count, self._limit)))
-        """Its count is at least 1 and no more than fits, whatever is on disk. Written by `put` and `trim`."""
+        # At least 1 and no more than fits, whatever is on disk.
+        self._publish(header._replace(index_count=max(1, min(header.index_count, self._limit))))
         self._version = self._synced_version = 0
 
     @classmethod
@@ -159,12 +159,12 @@ class IndexFile:
 
     @property
     def is_empty(self) -> bool:
-        return self.header.index_count <= 1
+        return self.index_count <= 1
 
     @property
     def room(self) -> int:
         """How many entries still fit."""
-        return max(0, self._limit - self.header.index_count)
+        return max(0, self._limit - self.index_count)
 
     @property
     def is_full(self) -> bool:
@@ -172,14 +172,19 @@ class IndexFile:
 
     def matches(self, begin: int, end: int) -> bool:
         """May this file hold something of the time range, both ends included?"""
-        first, last = self.header.begin_timestamp, self.header.end_timestamp
+        first, last = self.begin_timestamp, self.end_timestamp
         return (begin < first and end > last) or first <= begin <= last or first <= end <= last
 
+    def _publish(self, header: IndexHeader) -> None:
+        self.header = header
+        self.begin_timestamp, self.end_timestamp = header.begin_timestamp, header.end_timestamp
+        self.begin_physical_offset, self.end_physical_offset = header.begin_physical_offset, header.end_physical_offset
+        self.slot_count, self.index_count = header.slot_count, header.index_count
+
     def _set_header(self, header: IndexHeader) -> None:
-        """To the map, then to ourselves: in one assignment, so that a reader sees all of it or nothing."""
         self._region.buf[:HEADER_SIZE] = _packed(header)
         self._region.wrote(0, HEADER_SIZE)
-        self.header = header
+        self._publish(header)
         self._version += 1
 
     def _count(self, added: int, new_slots: int, begin: tuple[int, int], end: tuple[int, int]) -> None:
@@ -194,15 +199,14 @@ class IndexFile:
     def put(self, key_hash: int, physical_offset: int, store_timestamp: int) -> bool:
         """Add one entry; False if the file is full."""
         assert key_hash >= 0
-        number = self.header.index_count
+        number = self.index_count
         if number >= self._limit:
             return False
-        region, buf = self._region, self._region.buf
-        slot = key_hash % self.slots
+        region, buf, slot = self._region, self._region.buf, key_hash % self.slots
         slot_at, entry_at = HEADER_SIZE + SLOT_SIZE * slot, self._base + ENTRY_SIZE * number
         held: int = _SLOT.unpack_from(buf, slot_at)[0]
         previous = held if 0 < held <= number else 0
-        diff = _time_diff(self.header.begin_timestamp, store_timestamp)
+        diff = _time_diff(self.begin_timestamp, store_timestamp)
         _ENTRY.pack_into(buf, entry_at, key_hash, physical_offset, diff, previous)
         region.wrote(entry_at, ENTRY_SIZE)
         _SLOT.pack_into(buf, slot_at, number)
@@ -218,8 +222,7 @@ class IndexFile:
     def put_many(self, hashes: Hashes, physical_offsets: Offsets, store_timestamps: Offsets) -> int:
         """Add as many as fit and return how many: the same bytes as `put` in a loop."""
         total = min(len(hashes), self.room)
-        # The first entry of a file sets the time that the others are relative to.
-        singly = total if total < _LOOP_BELOW else int(self.is_empty)
+        singly = total if total < _LOOP_BELOW else int(self.is_empty)  # the first sets the time of all others
         for row in range(singly):
             self.put(int(hashes[row]), int(physical_offsets[row]), int(store_timestamps[row]))
         if singly < total:
@@ -228,7 +231,7 @@ class IndexFile:
 
     def _put_columns(self, hashes: Hashes, physical_offsets: Offsets, store_timestamps: Offsets) -> None:
         assert int(hashes.min()) >= 0
-        region, count, number = self._region, len(hashes), self.header.index_count
+        region, count, number = self._region, len(hashes), self.index_count
         slot_cells, entries = self._slot_cells(), self._entry_cells()[number : number + count]
         chains = _Chains.of(hashes, self.slots, number)
         slots = chains.slots[chains.heads]  # each once
@@ -237,7 +240,7 @@ class IndexFile:
         entries["hash"] = hashes
         entries["physical_offset"] = physical_offsets
         # A time before the file's begin counts as its begin; a begin that is not known makes every difference 0.
-        begin = self.header.begin_timestamp
+        begin = self.begin_timestamp
         seconds = (np.maximum(store_timestamps, begin) - begin) // 1000 if begin > 0 else 0
         entries["time_diff"] = np.minimum(seconds, TIME_DIFF_MAX)
         entries["previous"] = chains.previous(linked)
@@ -263,10 +266,8 @@ class IndexFile:
     # Read
 
     def lookup(self, key_hash: int, most: int, begin: int, end: int) -> list[int]:
-        """Physical offsets under this hash whose time lies in the range, newest first, at most `most`.
-
-        Only hashes are compared and times are whole seconds: the caller looks at the record itself.
-        """
+        """Physical offsets under this hash whose time lies in the range, newest first, at most `most`. Only hashes are
+        compared and times are whole seconds: the caller looks at the record itself."""
         found: list[int] = []
         if not self._file.hold():
             return found
@@ -291,7 +292,7 @@ class IndexFile:
 
     def entries(self) -> EntryColumns:
         """A copy of what is counted."""
-        used = self._entry_cells()[1 : self.header.index_count]
+        used = self._entry_cells()[1 : self.index_count]
         native = (used[name].astype(used.dtype[name].newbyteorder("=")) for name in _ENTRY_TYPE.names or ())
         return EntryColumns(*native)
 
@@ -317,8 +318,7 @@ class IndexFile:
         """Make everything put so far durable. Raises DiskError; the file then still counts as unsynced."""
         if not self.is_synced and self._file.hold():
             try:
-                # Read before the sync: it may pause us, and what is put meanwhile is not covered by it.
-                version = self._version
+                version = self._version  # before the sync: it may pause us, and does not cover what is put meanwhile
                 self._region.sync(0, self._used_size)
                 self._synced_version = version
             finally:
@@ -330,49 +330,44 @@ class IndexFile:
 
     @property
     def _used_size(self) -> int:
-        return self._base + ENTRY_SIZE * min(self.header.index_count, self._limit)
+        return self._base + ENTRY_SIZE * min(self.index_count, self._limit)
 
     # Recovery
 
     def sound_entries(self, before_offset: int) -> int:
         """How many leading entries were really written and point, in log order, to records below `before_offset`."""
-        hashes, offsets, diffs, previous = self.entries()
+        hashes, offsets, _diffs, _previous = self.entries()
         bad = (offsets < 0) | (offsets >= before_offset) | (hashes < 0)
         bad[1:] |= offsets[1:] < offsets[:-1]
         # Offset 0 is the log's first record; an entry that is zero altogether was lost with its page.
-        bad |= (offsets | hashes | diffs | previous) == 0
         return int(np.argmax(bad)) if bad.any() else len(offsets)
 
-    def trim(self, before_offset: int, end_timestamp: int | None = None) -> int:
+    def trim(self, before_offset: int, store_timestamp_at: Callable[[int], int] | None = None) -> int:
         """Keep the `sound_entries`, rebuild everything else from them, and return how many entries were dropped.
 
-        `end_timestamp` is the store time of the last record kept. It is used where it agrees with that entry's
-        seconds; without it those seconds are the best that is known. Putting the dropped entries again, with the
-        right `end_timestamp`, gives the bytes of a file that was never trimmed. The header is stored last, so that a
-        trim that did not finish can be repeated.
+        The end time is that of the last record kept, asked of `store_timestamp_at` (its offset in the log) and used
+        where it agrees with the entry's seconds. Putting the dropped entries again then gives the bytes of a file that
+        was never trimmed. The header is stored last, so that a trim that did not finish can be repeated.
         """
         kept = self.sound_entries(before_offset)
-        dropped = self.header.index_count - 1 - kept
+        dropped = self.index_count - 1 - kept
         used_slots = self._relink(kept)
-        self._version += self._file.zero_from(self._base + ENTRY_SIZE * (kept + 1), sync=False) > 0
+        self._file.zero_from(self._base + ENTRY_SIZE * (kept + 1))  # synced: no old entry may come back behind new ones
         header = IndexHeader(index_count=1)
         if kept:
-            entries = self.entries()
-            first, last = int(entries.physical_offsets[0]), int(entries.physical_offsets[kept - 1])
-            if dropped or last != self.header.end_physical_offset:
-                end_time = self._time_of(kept, int(entries.time_diffs[kept - 1]), end_timestamp)
-            else:
-                end_time = self.header.end_timestamp
-            header = IndexHeader(self.header.begin_timestamp, end_time, first, last, used_slots, kept + 1)
+            cells = self._entry_cells()
+            first, last = int(cells[1]["physical_offset"]), int(cells[kept]["physical_offset"])
+            begin, end = self.begin_timestamp, self.end_timestamp
+            if kept == 1:  # its seconds are relative to the former file, but its time became the begin
+                end = begin
+            elif dropped or last != self.end_physical_offset:
+                diff = int(cells[kept]["time_diff"])
+                asked = store_timestamp_at(last) if store_timestamp_at else -1
+                end = asked if asked >= 0 and _time_diff(begin, asked) == diff else begin + 1000 * diff
+            header = IndexHeader(begin, end, first, last, used_slots, kept + 1)
         if _packed(header) != self._region.buf[:HEADER_SIZE]:
             self._set_header(header)
         return dropped
-
-    def _time_of(self, number: int, diff: int, offered: int | None) -> int:
-        begin = self.header.begin_timestamp
-        if number == 1:  # its seconds are relative to the former file, but its time became the begin
-            return begin
-        return offered if offered is not None and _time_diff(begin, offered) == diff else begin + 1000 * diff
 
     def _relink(self, kept: int) -> int:
         """Slots and links as entries 1 to `kept` make them; how many slots are in use. Stores only what differs."""

@@ -11,6 +11,7 @@ dispatches then goes on with the first record behind `end_physical_offset`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
@@ -83,7 +84,7 @@ class IndexService:
             self.files.append(IndexFile(MappedFile(self._disk, region, start=0), self._slots, self._entries))
         if unclean and not self._disk.read_only:
             for file in self.files:
-                behind = file.header.end_timestamp > checkpoint_index_timestamp
+                behind = file.end_timestamp > checkpoint_index_timestamp
                 if behind or not file.is_full or file is self.files[-1]:
                     file.resync()
                     self._unsure.append(file)
@@ -93,13 +94,13 @@ class IndexService:
     @property
     def end_physical_offset(self) -> int:
         """Offset of the last record that has an entry, -1 if none has. Records up to it are not indexed again."""
-        return next((file.header.end_physical_offset for file in reversed(self.files) if not file.is_empty), -1)
+        return next((file.end_physical_offset for file in reversed(self.files) if not file.is_empty), -1)
 
     def ensure_file(self, store_timestamp: int) -> None:
         """The first record dispatched makes the first file, with or without keys. Later ones come with their entries:
         a file is named by the first record in it."""
         if not self.files:
-            self._begin(self._create(store_timestamp))
+            self._begin(self._create(store_timestamp, ""))
 
     def put_many(self, hashes: Hashes, physical_offsets: Offsets, store_timestamps: Offsets) -> None:
         """Index these keys, over as many files as it takes.
@@ -108,10 +109,12 @@ class IndexService:
         a DiskError out of a store into the map, what was put stays; `trim` to the first of these offsets removes it.
         """
         room = self.files[-1].room if self.files else 0
+        behind = self.files[-1].path if self.files else ""
         made: list[MappedFile] = []
         try:
             for row in range(room, len(hashes), self._entries - 1):
-                made.append(self._create(int(store_timestamps[row]), behind=made[-1].path if made else ""))
+                made.append(self._create(int(store_timestamps[row]), behind))
+                behind = made[-1].path
             done = 0
             if room:
                 done = self.files[-1].put_many(hashes, physical_offsets, store_timestamps)
@@ -124,13 +127,12 @@ class IndexService:
                 self._discard(unused)
             raise
 
-    def _create(self, store_timestamp: int, *, behind: str = "") -> MappedFile:
-        """An empty file with a free name behind all others; on failure no file is left behind."""
+    def _create(self, store_timestamp: int, behind: str) -> MappedFile:
+        """An empty file with a free name that sorts behind this path; on failure there is no file."""
         self._disk.make_directories(self.directory)
         name = index_file_name(store_timestamp, self._config.utc_offset_minutes)
-        last = behind or (self.files[-1].path if self.files else "")
-        if last:
-            name = max(name, _name_after(last.rpartition("/")[2]))
+        if behind:
+            name = max(name, _name_after(behind.rpartition("/")[2]))
         while self._disk.stat(f"{self.directory}/{name}") is not None:
             name = _name_after(name)
         region = self._disk.create(f"{self.directory}/{name}", self._config.index_file_size, reserve=True)
@@ -150,8 +152,8 @@ class IndexService:
                 made,
                 self._slots,
                 self._entries,
-                end_physical_offset=last.header.end_physical_offset if last else 0,
-                end_timestamp=last.header.end_timestamp if last else 0,
+                end_physical_offset=last.end_physical_offset if last else 0,
+                end_timestamp=last.end_timestamp if last else 0,
             )
         )
         if last is not None and not last.is_synced:
@@ -176,7 +178,7 @@ class IndexService:
                 continue  # its begin says nothing, and must not hide the files before it
             if file.matches(begin, end):
                 found += file.lookup(key_hash, most - len(found), begin, end)
-            if file.header.begin_timestamp < begin or len(found) >= most:
+            if file.begin_timestamp < begin or len(found) >= most:
                 break
         newest = files[-1].header if files else None
         return found, newest.end_timestamp if newest else 0, newest.end_physical_offset if newest else 0
@@ -187,11 +189,12 @@ class IndexService:
         """Sync every file with unsynced changes and return the store time up to which the index is now durable."""
         # Read before the syncs: they may pause us, and what is put meanwhile is not covered by them.
         files = list(self.files)
-        end_timestamp = next((file.header.end_timestamp for file in reversed(files) if not file.is_empty), 0)
+        end_timestamp = next((file.end_timestamp for file in reversed(files) if not file.is_empty), 0)
         for file in files:
             file.sync()
-            with suppress(ValueError):
-                self.rolled.remove(file)
+            if file.is_synced:  # not if it was put into, and rolled, meanwhile
+                with suppress(ValueError):
+                    self.rolled.remove(file)
         return end_timestamp
 
     # Shrinking
@@ -201,7 +204,7 @@ class IndexService:
         deleted: list[str] = []
         while len(self.files) > 1:
             file = self.files[0]
-            if file.header.end_physical_offset >= min_log_offset or not file.destroy(now_ms, _DESTROY_FORCE_MS):
+            if file.end_physical_offset >= min_log_offset or not file.destroy(now_ms, _DESTROY_FORCE_MS):
                 break
             self._forget(file)
             deleted.append(file.path)
@@ -209,38 +212,38 @@ class IndexService:
             self._disk.sync_directory(self.directory)
         return deleted
 
-    def trim(self, before_offset: int, end_timestamp: int | None = None) -> int:
+    def trim(self, before_offset: int, store_timestamp_at: Callable[[int], int] | None = None, now_ms: int = 0) -> int:
         """Keep entries of records below `before_offset`, and only as far as they are sound; how many were dropped.
 
         Nothing stays behind an entry that is missing: dispatch goes on behind the last one, so a gap would never be
-        filled. Files without entries are deleted, the later ones first. `end_timestamp` is the store time of the last
-        record below `before_offset` that has keys.
+        filled. Files without entries are deleted, the later ones first. `store_timestamp_at` reads the store time of
+        the record at an offset from the log: it is asked for the last one kept, whose entry knows it to the second.
         """
         dropped = 0
         for place, file in enumerate(self.files):
             sure = file not in self._unsure
-            if sure and not file.is_empty and file.header.end_physical_offset < before_offset:
+            if sure and not file.is_empty and file.end_physical_offset < before_offset:
                 continue
             sound = file.sound_entries(before_offset)
-            goes_on = sound == file.header.index_count - 1 and (sure or file.is_full)
+            goes_on = sound == file.index_count - 1 and (sure or file.is_full)
             if not goes_on or not sound:
-                dropped += self._delete_from(place + 1 if sound else place)
+                dropped += self._delete_from(place + 1 if sound else place, now_ms)
             if sound:
-                dropped += file.trim(before_offset, end_timestamp)
+                dropped += file.trim(before_offset, store_timestamp_at)
             if not goes_on:
                 break
         self._unsure.clear()
         return dropped
 
-    def _delete_from(self, place: int) -> int:
+    def _delete_from(self, place: int, now_ms: int = 0) -> int:
         """Delete this file and all later ones, the last first; how many entries they had."""
         doomed = self.files[place:]
         for file in reversed(doomed):
-            file.destroy()
+            file.destroy(now_ms, 0)
             self._forget(file)
         if doomed:
             self._disk.sync_directory(self.directory)
-        return sum(file.header.index_count - 1 for file in doomed)
+        return sum(file.index_count - 1 for file in doomed)
 
     def _forget(self, file: IndexFile) -> None:
         for row in (self.files, self.rolled, self._unsure):

@@ -161,8 +161,13 @@ class MappedFileQueue:
 
     # Commit and flush: one file a call, True when nothing moved
 
+    def _file_at(self, where: int) -> MappedFile | None:
+        """The file to go on with; None if `where` is the very end. Files before the first are gone: go on there."""
+        first = self.first
+        return first if first is not None and where < first.start else self.find(where)
+
     def commit(self, least_pages: int) -> bool:
-        file = self.find(self.committed_where) or self.first
+        file = self._file_at(self.committed_where)
         if file is None:
             return True
         before = self.committed_where
@@ -173,7 +178,7 @@ class MappedFileQueue:
         return self.committed_where == before
 
     def flush(self, least_pages: int) -> bool:
-        file = self.find(self.flushed_where) or self.first
+        file = self._file_at(self.flushed_where)
         if file is None:
             return True
         before, timestamp = self.flushed_where, file.store_timestamp

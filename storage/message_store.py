@@ -236,7 +236,8 @@ class MessageStore:
         dispatched = self.queues.dispatched_timestamp
         self.queues.flush_all()
         if self.index is not None:
-            self.checkpoint.index_msg_timestamp = self.index.flush() or dispatched
+            self.index.flush()
+            self.checkpoint.index_msg_timestamp = dispatched
         self.checkpoint.logics_msg_timestamp = dispatched
         self.checkpoint.confirm_phy_offset = self.reput_from_offset
         self.checkpoint.flush()

@@ -34,7 +34,7 @@ _HOSTS_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 class Damage(NamedTuple):
     """An entry that could not be served, and why."""
 
-    index: int
+    queue_index: int
     physical_offset: int
     reason: str
 

@@ -13,6 +13,7 @@ position moves, nothing is dispatched) before what it stands for is durable.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from brokerlab.storage import historic_recovery as historic
@@ -75,7 +76,7 @@ def _recover(parts: Parts, report: RecoveryReport, now_ms: int, progress: Progre
         else:
             report.start_reason = report.end_reason = "the log is empty"
         repair = QueuesRepair(queues, log, report, from_first_file=from_first_file)
-        index = _IndexRepair(parts, report, now_ms)
+        index = _IndexRepair(parts, report)
         try:
             for dispatch in dispatches(parts, report.start_offset, report.end_offset, report):
                 repair.apply(dispatch)
@@ -89,7 +90,7 @@ def _recover(parts: Parts, report: RecoveryReport, now_ms: int, progress: Progre
         return
 
 
-def dispatches(parts: Parts, start: int, end: int, report: RecoveryReport | None = None):  # type: ignore[no-untyped-def]
+def dispatches(parts: Parts, start: int, end: int, report: RecoveryReport) -> Iterator[Dispatch]:
     """The records in [start, end) as dispatch batches, file by file."""
     offset, delays = start, parts.config.delay_levels_ms
     while offset < end:
@@ -99,8 +100,7 @@ def dispatches(parts: Parts, start: int, end: int, report: RecoveryReport | None
         columns, after = found
         if len(columns):
             dispatch = dispatch_of(columns, delays)
-            if report is not None:
-                report.notes += dispatch.notes
+            report.notes += dispatch.notes
             yield dispatch
         if after == offset:
             return
@@ -123,18 +123,18 @@ def seal_of(queues: QueueTable, index: IndexService | None) -> int:
     """One number for where every queue and the index ends; kept at a clean stop, compared at the next start."""
     lines = [f"{queue.topic}\0{queue.queue_id}\0{queue_end(queue)}\n" for queue in queues if queue.files.files]
     if index is not None:
-        lines += [f"{file.name}\0{file.index_count}\0{file.end_physical_offset}\n" for file in index.files]
+        for file in index.files:
+            lines.append(f"{file.path.rpartition('/')[2]}\0{file.index_count}\0{file.end_physical_offset}\n")
     return zlib.crc32("".join(lines).encode())
 
 
 class _IndexRepair:
     """The index while the log is read: entries that were not surely flushed are dropped and written again."""
 
-    def __init__(self, parts: Parts, report: RecoveryReport, now_ms: int) -> None:
+    def __init__(self, parts: Parts, report: RecoveryReport) -> None:
         self._parts = parts
         self._index = parts.index
         self._report = report
-        self._now_ms = now_ms
         # Entries of records older than this were synced with the checkpoint. Those of the very same millisecond may
         # have come after it.
         self._synced_before = parts.checkpoint.index_msg_timestamp
@@ -169,8 +169,7 @@ class _IndexRepair:
     def _trim(self, before: int) -> None:
         assert self._index is not None
         self._trimmed = True
-        log = self._parts.log
-        self._report.index_entries_dropped += self._index.trim(before, log.store_timestamp_at, self._now_ms)
+        self._report.index_entries_dropped += self._index.trim(before, self._parts.log.store_timestamp_at)
 
 
 def _recover_as_the_original(parts: Parts, report: RecoveryReport, now_ms: int, progress: Progress) -> None:
@@ -185,7 +184,7 @@ def _recover_as_the_original(parts: Parts, report: RecoveryReport, now_ms: int, 
         return
     start = historic.choose_start(log, queues, parts.checkpoint.values, unclean=report.unclean)
     recover_log(log, start, parts.checkpoint.values, report, now_ms=now_ms, progress=progress)
-    index = _IndexRepair(parts, report, now_ms)
+    index = _IndexRepair(parts, report)
     for dispatch in dispatches(parts, report.start_offset, report.end_offset, report):
         chosen = dispatch
         if not report.unclean:
