@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from brokerlab.storage.disk import Offsets
 from brokerlab.storage.java_hash import Bytes, Hashes, ascii_hashes, index_hashes, string_hash, tag_hash
-from brokerlab.storage.log_scan import Columns
+from brokerlab.storage.log_scan import Columns, same_text
 from brokerlab.storage.message import DELAY, KEYS, SCHEDULE_TOPIC, TAGS, UNIQ_KEY, SysFlag, java_int, property_value
 
 Delays: TypeAlias = tuple[int, ...]
@@ -118,17 +118,24 @@ def _is_indexed(sys_flags: Offsets) -> Flags:
 
 
 def _group(columns: Columns) -> list[QueueRun]:
-    """Rows of each (topic, queue) in order of first appearance. Topics are compared as text, hashes only sort them."""
+    """Rows of each (topic, queue). Topics are compared as text, hashes only sort them."""
     count = len(columns)
     if not count:
         return []
-    hashes = ascii_hashes(columns.data, columns.topic_starts, columns.topic_lengths).astype(np.int64)
-    marks = (hashes << 20) ^ columns.queue_ids ^ (columns.topic_lengths << 52)
+    topic = same_text(columns.data, columns.topic_starts, columns.topic_lengths)
+    if topic is not None:
+        marks = columns.queue_ids
+    else:
+        hashes = ascii_hashes(columns.data, columns.topic_starts, columns.topic_lengths).astype(np.int64)
+        marks = (hashes << 20) ^ columns.queue_ids ^ (columns.topic_lengths << 52)
     order = np.argsort(marks, kind="stable")
     edges = np.flatnonzero(np.diff(marks[order])) + 1
+    if topic is not None:
+        text = topic.decode("utf-8", "replace")
+        return [QueueRun(text, int(marks[rows[0]]), rows) for rows in np.split(order, edges)]
     runs: dict[tuple[bytes, int], list[Offsets]] = {}
     for rows in np.split(order, edges):
-        topics = _texts(columns.data, columns.topic_starts[rows], columns.topic_lengths[rows])
+        topics = same_text(columns.data, columns.topic_starts[rows], columns.topic_lengths[rows])
         queue_ids = columns.queue_ids[rows]
         if topics is not None and (queue_ids == queue_ids[0]).all():
             runs.setdefault((topics, int(queue_ids[0])), []).append(rows)
@@ -142,15 +149,6 @@ def _group(columns: Columns) -> list[QueueRun]:
         for (topic, queue_id), parts in runs.items()
     ]
     return sorted(grouped, key=lambda run: int(run.rows[0]))
-
-
-def _texts(data: Bytes, starts: Offsets, lengths: Offsets) -> bytes | None:
-    """The one text that all these runs hold, or None if they differ."""
-    length = int(lengths[0])
-    if not (lengths == length).all():
-        return None
-    matrix = data[starts[:, None] + np.arange(length)]
-    return matrix[0].tobytes() if (matrix == matrix[0]).all() else None
 
 
 # One by one ----------------------------------------------------------------------------------------------------------
@@ -227,12 +225,11 @@ class _Items(NamedTuple):
 
 def _flatten(columns: Columns) -> tuple[Bytes, _Items]:
     """All properties in one array, each closed by 0x02, and the pairs in it."""
-    lengths = columns.properties_lengths + 1
-    ends = np.cumsum(lengths)
-    places = np.arange(int(ends[-1])) + np.repeat(columns.properties_starts - (ends - lengths), lengths)
-    # The byte behind the last record's properties may not exist; it is overwritten with the separator anyway.
-    flat = columns.data[np.minimum(places, len(columns.data) - 1)]
-    flat[ends - 1] = 2
+    starts = columns.properties_starts
+    view = columns.data.data
+    pieces = map(view.__getitem__, map(slice, starts.tolist(), (starts + columns.properties_lengths).tolist()))
+    flat = np.frombuffer(b"\x02".join(pieces) + b"\x02", dtype=np.uint8)
+    ends = np.cumsum(columns.properties_lengths + 1)
     item_ends = np.flatnonzero(flat == 2)
     item_starts = np.empty_like(item_ends)
     item_starts[0] = 0

@@ -336,10 +336,11 @@ class IndexFile:
 
     def sound_entries(self, before_offset: int) -> int:
         """How many leading entries were really written and point, in log order, to records below `before_offset`."""
-        hashes, offsets, _diffs, _previous = self.entries()
+        hashes, offsets, diffs, previous = self.entries()
         bad = (offsets < 0) | (offsets >= before_offset) | (hashes < 0)
         bad[1:] |= offsets[1:] < offsets[:-1]
         # Offset 0 is the log's first record; an entry that is zero altogether was lost with its page.
+        bad |= (offsets | hashes | diffs | previous) == 0
         return int(np.argmax(bad)) if bad.any() else len(offsets)
 
     def trim(self, before_offset: int, store_timestamp_at: Callable[[int], int] | None = None) -> int:
@@ -386,6 +387,10 @@ class IndexFile:
             self._region.wrote_scattered(HEADER_SIZE + SLOT_SIZE * slots, SLOT_SIZE)
         self._version += len(links) + len(slots) > 0
         return int(np.count_nonzero(chains.tips))
+
+    def warm(self) -> None:
+        """Have every page in memory before the first put."""
+        self._region.warm(0, self._file.size)
 
     # Going away
 

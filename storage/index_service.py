@@ -11,7 +11,7 @@ dispatches then goes on with the first record behind `end_physical_offset`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
@@ -24,6 +24,7 @@ from brokerlab.storage.mapped_file import MappedFile
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAMEABLE_MS = 253_370_764_800_000  # year 9999; a damaged record may claim any time
+_ALL_TIMES = 1 << 62
 _DESTROY_FORCE_MS = 3_000
 
 
@@ -182,6 +183,11 @@ class IndexService:
                 break
         newest = files[-1].header if files else None
         return found, newest.end_timestamp if newest else 0, newest.end_physical_offset if newest else 0
+
+    def newest_first(self, key_hash: int) -> Iterator[int]:
+        """Every offset under this hash, of any time."""
+        for file in reversed(self.files):
+            yield from file.lookup(key_hash, self._config.max_index_num, 0, _ALL_TIMES)
 
     # Flush
 

@@ -19,7 +19,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Hashes: TypeAlias = NDArray[np.int32]
 
 _POWERS_KEPT = 512
-_POWERS = [pow(31, n, 1 << 32) for n in range(_POWERS_KEPT)]
+_POWERS = [pow(31, n, 1 << 32) for n in range(_POWERS_KEPT + 1)]
 _POWERS_COLUMN = np.array(_POWERS, dtype=np.uint32)
 
 

@@ -1,7 +1,7 @@
 """Walking over the records of one log file: as positions that were checked, and as numpy columns.
 
-`scan` is what recovery, verify and the reader of a log that was not written by us use. Its loop takes the common
-record (version 1, IPv4) through a short path; whatever is not plainly good there is judged by `record.check`, which
+`scan` is what recovery, verify, and dispatch of what was not handed over use. It follows the sizes for a stretch of
+records, then checks the whole stretch by columns; whatever is not plainly good there is judged by `record.check`, which
 alone decides. The two agree by a property test.
 """
 
@@ -21,11 +21,10 @@ from brokerlab.storage.errors import CorruptRecordError
 from brokerlab.storage.message import SysFlag, topic_problem
 from brokerlab.storage.record import BLANK, FIXED_SIZE_V1, MAGIC_V1, MAGIC_V2, check, is_blank
 
-_HOT = struct.Struct(">iiii4xqqi44xi")
-"""total size, magic, crc, queue id, queue offset, physical offset, sys flag, body length of an IPv4 record."""
-assert _HOT.size == FIXED_SIZE_V1 - 3
-_I16 = struct.Struct(">h")
-_HOSTS_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_SIZE = struct.Struct(">i")
+_STRETCH_MAX = 1024
+_STRETCH_MIN = 16
+_STRETCH_BYTES = 1 << 20
 
 Bytes: TypeAlias = NDArray[np.uint8]
 
@@ -71,64 +70,145 @@ def scan(
 ) -> Scan:
     """Check record after record from `position` until something ends it; nothing behind `limit` is read."""
     positions: list[int] = []
-    add, unpack, short = positions.append, _HOT.unpack_from, _I16.unpack_from
-    check_crc, check_place, record_crc = validity
-    hot = not record_crc
-    topics: set[bytes] = set()
-    left = most if most is not None else -1
-    while left and limit - position >= FIXED_SIZE_V1:
-        left -= 1
-        if hot:
-            size, magic, crc, queue_id, queue_offset, physical, sys_flag, body_length = unpack(view, position)
-            end, body_at = position + size, position + 88
-            topic_at = body_at + body_length + 1
-            if (
-                magic == MAGIC_V1
-                and (physical == position + file_start or not check_place)
-                and not sys_flag & _HOSTS_V6
-                and body_length >= 0
-                and topic_at + 2 <= end <= limit
-                and queue_id >= 0
-                and queue_offset >= 0
-            ):
-                properties_at = topic_at + view[topic_at - 1] + 2
-                topic = bytes(view[topic_at : properties_at - 2])
-                if properties_at <= end and (topic in topics or _remember(topics, topic)):
-                    (length,) = short(view, properties_at - 2)
-                    if (
-                        properties_at + length == end
-                        # Text that spans at most two sectors has lost neither if it begins and ends with a byte.
-                        and (not length or (0 < length <= 512 and view[properties_at] and view[end - 1]))
-                        and (not check_crc or crc32(view[body_at : topic_at - 1]) & CRC_MASK == crc or not body_length)
-                    ):
-                        add(position)
-                        position = end
-                        continue
-        if is_blank(view, position, limit):
+    left = most if most is not None else 1 << 62
+    stretch = _STRETCH_MIN if validity.record_crc else _STRETCH_MAX
+    while left > 0:
+        found, end = _chase(view, position, limit, min(stretch, left))
+        good = _plainly_good(view, found, end, file_start, validity) if found and not validity.record_crc else 0
+        positions += found[:good]
+        left -= good
+        position = end if good == len(found) else found[good]
+        if good and good == len(found):
+            stretch = min(2 * stretch, _STRETCH_MAX)
+            continue
+        if left <= 0:
             break
+        if limit - position < FIXED_SIZE_V1 or is_blank(view, position, limit):
+            return _ending(view, position, limit, positions)
         try:
-            found = check(
+            judged = check(
                 view,
                 position,
                 limit,
-                physical_offset=position + file_start if check_place else None,
-                check_crc=check_crc,
-                require_record_crc=record_crc,
+                physical_offset=position + file_start if validity.physical_offset else None,
+                check_crc=validity.crc,
+                require_record_crc=validity.record_crc,
             )
         except CorruptRecordError as error:
             return Scan(positions, position, Stop.BAD, error.reason)
+        positions.append(position)
+        left -= 1
+        position += judged.total_size
+        stretch = _STRETCH_MIN  # more of its kind may follow, and each would end a long stretch early
+    return Scan(positions, position, Stop.ENOUGH)
+
+
+def _chase(view: memoryview, position: int, limit: int, most: int) -> tuple[list[int], int]:
+    """Follow the size fields: where up to `most` records would start, and where the last one would end."""
+    positions: list[int] = []
+    last_start = limit - FIXED_SIZE_V1
+    if position > last_start:
+        return positions, position
+    unpack, add = _SIZE.unpack_from, positions.append
+    (size,) = unpack(view, position)
+    if size >= FIXED_SIZE_V1:
+        # Messages of one kind have one size: look how many of it follow, without a step for each.
+        ahead = min(most, (limit - position) // size)
+        same = np.ndarray((ahead,), dtype=">i4", buffer=view, offset=position, strides=(size,)) == size
+        run = ahead if same.all() else int(same.argmin())
+        positions += range(position, position + run * size, size)
+        position += run * size
+    stop = position + _STRETCH_BYTES
+    last_start = min(last_start, stop)
+    while position <= last_start:
+        (size,) = unpack(view, position)
+        if size < FIXED_SIZE_V1:
+            break
         add(position)
-        position += found.total_size
-    if not left:
-        return Scan(positions, position, Stop.ENOUGH)
-    return _ending(view, position, limit, positions)
+        position += size
+    if position > limit or len(positions) > most:
+        if position > limit:
+            position = positions.pop()
+        if len(positions) > most:
+            position = positions[most]
+            del positions[most:]
+    return positions, position
 
 
-def _remember(topics: set[bytes], topic: bytes) -> bool:
-    if len(topic) > 127 or topic_problem(topic):
-        return False
-    topics.add(topic)
-    return True
+def _plainly_good(view: memoryview, positions: list[int], end: int, file_start: int, validity: Validity) -> int:
+    """How many of these records, from the first on, are good by rules that are quick to test for all at once.
+
+    Sizes were followed, so each record ends where the next begins; nothing else is known. A field that leads outside
+    its record ends the count before anything is read through it.
+    """
+    begins = np.array(positions, dtype=np.int64)
+    ends = np.append(begins[1:], end)
+    numbers = _Numbers(view)
+    sys_flags = numbers.at(begins + 36, ">i4")
+    magic = numbers.at(begins + 4, ">i4")
+    version_2 = magic == MAGIC_V2
+    fixed = FIXED_SIZE_V1 + version_2 + _host_extra(sys_flags)
+    good = (magic == MAGIC_V1) | version_2
+    good &= ends - begins >= fixed
+    good &= (numbers.at(begins + 12, ">i4") >= 0) & (numbers.at(begins + 20, ">i8") >= 0)
+    if validity.physical_offset:
+        good &= numbers.at(begins + 28, ">i8") == begins + file_start
+    body_at = np.where(good, begins + fixed - 3 - version_2, begins + 88)
+    body_length = numbers.at(body_at - 4, ">i4")
+    good &= (body_length >= 0) & (body_length <= ends - begins - fixed)
+    body_length[~good] = 0
+    topic_at = body_at + body_length + 1 + version_2
+    topic_length = numbers.at(topic_at - 1, ">u1")  # of version 2 the low byte: 255 is the most allowed
+    properties_at = topic_at + topic_length + 2
+    good &= (topic_length > 0) & (properties_at <= ends) & ((topic_length <= 127) | version_2)
+    if version_2.any():
+        good &= ~version_2 | (numbers.at(topic_at - 2, ">u1") == 0)
+    properties_at[~good] = ends[~good]
+    properties_length = numbers.at(properties_at - 2, ">i2")
+    good &= properties_at + properties_length == ends
+    # Text that spans at most two sectors has lost neither if it begins and ends with a byte.
+    first, last = numbers.at(np.minimum(properties_at, ends - 1), ">u1"), numbers.at(ends - 1, ">u1")
+    good &= (properties_length == 0) | ((properties_length <= 512) & (first != 0) & (last != 0))
+    count = _count_leading(good)
+    count = _topics_usable(view, topic_at[:count], topic_length[:count])
+    if validity.crc and count:
+        starts = body_at[:count].tolist()
+        stops = (body_at[:count] + body_length[:count]).tolist()
+        computed = np.fromiter(map(crc32, map(view.__getitem__, map(slice, starts, stops))), np.int64, count)
+        same = (computed & CRC_MASK) == numbers.at(begins[:count] + 8, ">i4")
+        count = _count_leading(same | (body_length[:count] == 0))
+    return count
+
+
+def _count_leading(good: NDArray[np.bool_]) -> int:
+    return len(good) if good.all() else int(good.argmin())
+
+
+def _topics_usable(view: memoryview, starts: Offsets, lengths: Offsets) -> int:
+    """How many of these topics, from the first on, can be topics. Each different one is looked at once."""
+    if not len(starts):
+        return 0
+    topic = same_text(np.frombuffer(view, dtype=np.uint8), starts, lengths)
+    if topic is not None:
+        return 0 if topic_problem(topic) else len(starts)
+    judged: dict[bytes, bool] = {}
+    slices = map(slice, starts.tolist(), (starts + lengths).tolist())
+    for number, topic in enumerate(map(bytes, map(view.__getitem__, slices))):
+        usable = judged.get(topic)
+        if usable is None:
+            usable = judged[topic] = not topic_problem(topic)
+        if not usable:
+            return number
+    return len(starts)
+
+
+def same_text(data: Bytes, starts: Offsets, lengths: Offsets) -> bytes | None:
+    """The one text that all these runs hold, or None if they differ."""
+    length = int(lengths[0])
+    if not (lengths == length).all():
+        return None
+    matrix = data[starts[:, None] + np.arange(length)]
+    return matrix[0].tobytes() if (matrix == matrix[0]).all() else None
 
 
 def _ending(view: memoryview, position: int, limit: int, positions: list[int]) -> Scan:
@@ -169,6 +249,24 @@ def _is_valid(view: memoryview, position: int, limit: int, file_start: int, vali
     return True
 
 
+class _Numbers:
+    """Big-endian numbers at any byte of a buffer, many at once."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def at(self, places: Offsets, kind: str) -> Offsets:
+        # An array that overlaps itself byte by byte: element i is the number at byte i.
+        width = np.dtype(kind).itemsize
+        numbers = np.ndarray((len(self._view) - width + 1,), dtype=kind, buffer=self._view, strides=(1,))
+        return numbers[places].astype(np.int64)
+
+
+def _host_extra(sys_flags: Offsets) -> Offsets:
+    """How much longer a record is for its IPv6 hosts."""
+    return 12 * ((sys_flags & SysFlag.BORN_HOST_V6) >> 4) + 12 * ((sys_flags & SysFlag.STORE_HOST_V6) >> 5)
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Fields of many records of one file, a row each. Starts are positions in `data`, the file's bytes."""
@@ -195,18 +293,12 @@ class Columns:
 def columns(view: memoryview, positions: Offsets) -> Columns:
     """Gather the fields of the records at `positions`. Lengths are followed, not tested: they were checked before."""
 
-    def at(places: Offsets, kind: str) -> Offsets:
-        # An array that overlaps itself byte by byte: element i is the big-endian number at byte i.
-        width = np.dtype(kind).itemsize
-        numbers = np.ndarray((len(view) - width + 1,), dtype=kind, buffer=view, strides=(1,))
-        return numbers[places].astype(np.int64)
-
+    at = _Numbers(view).at
     sys_flags = at(positions + 36, ">i4")
     magic = at(positions + 4, ">i4")
     topic_field = np.where(magic == MAGIC_V2, 2, 1)
     born_extra = np.where(sys_flags & SysFlag.BORN_HOST_V6, 12, 0)
-    store_extra = np.where(sys_flags & SysFlag.STORE_HOST_V6, 12, 0)
-    body_starts = positions + 88 + born_extra + store_extra
+    body_starts = positions + 88 + _host_extra(sys_flags)
     body_lengths = at(body_starts - 4, ">i4")
     topic_starts = body_starts + body_lengths + topic_field
     topic_lengths = at(topic_starts - 1, ">u1")

@@ -19,8 +19,8 @@ from brokerlab.storage.queue_table import QueueTable
 from brokerlab.storage.recovery_report import RecoveryReport
 
 
-class QueueNeedsOlderRecordsError(Exception):
-    """A queue lacks entries whose records lie before the recovery start: recovery must begin further back."""
+class NeedsOlderRecordsError(Exception):
+    """Queues or index lack entries whose records lie before the recovery start: it must begin at the first file."""
 
 
 def queue_end(queue: ConsumeQueue, below: int | None = None) -> tuple[int, int]:
@@ -89,7 +89,7 @@ class QueueRepair:
         while at < len(indexes):
             if int(indexes[at]) > self.next_index:
                 if not holes_allowed:
-                    raise QueueNeedsOlderRecordsError(
+                    raise NeedsOlderRecordsError(
                         f"queue {self.queue.topic}/{self.queue.queue_id} ends at {self.next_index}, the log goes on "
                         f"with {int(indexes[at])}"
                     )

@@ -21,7 +21,7 @@ from brokerlab.storage.errors import CorruptRecordError
 from brokerlab.storage.index_service import IndexService
 from brokerlab.storage.java_hash import index_hash
 from brokerlab.storage.mapped_file import MappedFile
-from brokerlab.storage.message import SysFlag, decode_message_id
+from brokerlab.storage.message import SysFlag, decode_message_id, property_value
 from brokerlab.storage.queue_table import QueueTable
 from brokerlab.storage.record import MAGIC_V1, Record, check, extract
 from brokerlab.storage.results import GetMessageStatus
@@ -99,11 +99,19 @@ class Reader:
     # Pull
 
     def get_message(
-        self, topic: str, queue_id: int, index: int, most: int = 32, *, tags_codes: frozenset[int] | None = None
+        self,
+        topic: str,
+        queue_id: int,
+        index: int,
+        most: int = 32,
+        *,
+        tags_codes: frozenset[int] | None = None,
+        byte_limit: int | None = None,
     ) -> GetResult:
         """Up to `most` messages from `index` on, of the given tags codes (None: all).
 
-        The original's order of questions, statuses and next indexes; one call never crosses a queue file.
+        The original's order of questions, statuses and next indexes; one call never crosses a queue file. RocketMQ's
+        limits of count and bytes for a consumer apply, unless `byte_limit` says that `most` is meant as asked.
         """
         queue = self._queues.find(topic, queue_id)
         if queue is None:
@@ -123,7 +131,7 @@ class Reader:
             return GetResult(GetMessageStatus.OFFSET_FOUND_NULL, (index // per_file + 1) * per_file, low, high)
         result = GetResult(GetMessageStatus.NO_MATCHED_MESSAGE, index, low, high)
         try:
-            self._collect(queue, file, index, most, tags_codes, result)
+            self._collect(queue, file, index, most, tags_codes, byte_limit, result)
         finally:
             file.release()
         return result
@@ -135,6 +143,7 @@ class Reader:
         index: int,
         most: int,
         tags_codes: frozenset[int] | None,
+        byte_limit: int | None,
         result: GetResult,
     ) -> None:
         config, log = self._config, self._log
@@ -144,6 +153,8 @@ class Reader:
         log_end, log_begin = log.files.max_offset, log.files.min_offset
         memory = config.physical_memory_bytes * config.access_message_in_memory_max_ratio // 100
         bytes_most, count_most = _transfer_limits(config, in_memory=True)
+        if byte_limit is not None:
+            bytes_most, count_most, memory = byte_limit, most, 1 << 62
         topic = queue.topic.encode()
         records, indexes = result.records, result.indexes
         total, removed, held = 0, False, None
@@ -245,6 +256,24 @@ class Reader:
                 break
         return [found[offset] for offset in sorted(found)]
 
+    def body_by_key(self, topic: str, key: str) -> bytes | None:
+        """Body of the newest message of `topic` with this key, checked; None if there is none. The short way: nothing
+        but the body is decoded."""
+        if self._index is None:
+            return None
+        encoded_topic, encoded_key = topic.encode(), key.encode()
+        for offset in self._index.newest_first(index_hash(topic, key)):
+            file = self._log.files.find(offset)
+            if file is None or not file.hold():
+                continue
+            try:
+                body = _body_if(file.view, offset - file.start, file.read_position, offset, encoded_topic, encoded_key)
+            finally:
+                file.release()
+            if body is not None:
+                return body
+        return None
+
     # By time
 
     def index_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
@@ -274,6 +303,21 @@ class Reader:
         """Store time of the first message still there; -1 if there is none."""
         queue = self._queues.find(topic, queue_id)
         return -1 if queue is None else self.store_time(queue, queue.min_index)
+
+
+def _body_if(view: memoryview, position: int, limit: int, offset: int, topic: bytes, key: bytes) -> bytes | None:
+    """The body of the record at `position` if it is valid, of this topic and has this key."""
+    try:
+        found = check(view, position, limit, physical_offset=offset)
+    except CorruptRecordError:
+        return None
+    if view[found.topic_at : found.topic_at + found.topic_length] != topic:
+        return None
+    wire = bytes(view[found.properties_at : found.properties_at + found.properties_length])
+    words = property_value(wire, b"KEYS")
+    if (words is None or key not in words.split(b" ")) and property_value(wire, b"UNIQ_KEY") != key:
+        return None
+    return bytes(view[found.body_at : found.body_at + found.body_length])
 
 
 def _search(low: int, high: int, is_right: Callable[[int], bool]) -> int:

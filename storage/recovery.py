@@ -23,7 +23,7 @@ from brokerlab.storage.config import StoreConfig
 from brokerlab.storage.dispatch import Dispatch, dispatch_of
 from brokerlab.storage.index_service import IndexService
 from brokerlab.storage.log_recovery import Progress, choose_start, recover_log
-from brokerlab.storage.queue_recovery import QueueNeedsOlderRecordsError, QueuesRepair, queue_end
+from brokerlab.storage.queue_recovery import NeedsOlderRecordsError, QueuesRepair, queue_end
 from brokerlab.storage.queue_table import QueueTable
 from brokerlab.storage.quirks import Dialect, Quirk
 from brokerlab.storage.recovery_report import RecoveryReport
@@ -76,17 +76,16 @@ def _recover(parts: Parts, report: RecoveryReport, now_ms: int, progress: Progre
         else:
             report.start_reason = report.end_reason = "the log is empty"
         repair = QueuesRepair(queues, log, report, from_first_file=from_first_file)
-        index = _IndexRepair(parts, report)
+        index = _IndexRepair(parts, report, rebuild=bool(distrust))
         try:
             for dispatch in dispatches(parts, report.start_offset, report.end_offset, report):
                 repair.apply(dispatch)
                 index.apply(dispatch)
-        except QueueNeedsOlderRecordsError as lack:
-            assert not from_first_file
+            index.finish()
+        except NeedsOlderRecordsError as lack:
             distrust = f"first file: {lack}"
             continue
         repair.finish(now_ms)
-        index.finish()
         return
 
 
@@ -131,14 +130,15 @@ def seal_of(queues: QueueTable, index: IndexService | None) -> int:
 class _IndexRepair:
     """The index while the log is read: entries that were not surely flushed are dropped and written again."""
 
-    def __init__(self, parts: Parts, report: RecoveryReport) -> None:
+    def __init__(self, parts: Parts, report: RecoveryReport, *, rebuild: bool = False) -> None:
         self._parts = parts
         self._index = parts.index
         self._report = report
         # Entries of records older than this were synced with the checkpoint. Those of the very same millisecond may
         # have come after it.
-        self._synced_before = parts.checkpoint.index_msg_timestamp
-        self._trimmed = not report.unclean
+        self._synced_before = 0 if rebuild else parts.checkpoint.index_msg_timestamp
+        self._trimmed = not report.unclean and not rebuild
+        self._last_synced_key = -1
 
     def apply(self, dispatch: Dispatch) -> None:
         if self._index is None:
@@ -146,9 +146,13 @@ class _IndexRepair:
         columns, entries = dispatch.columns, dispatch.index
         if not self._trimmed:
             unsure = columns.store_timestamps >= self._synced_before
+            begin = int(columns.physical_offsets[int(unsure.argmax())]) if unsure.any() else self._end
+            synced = entries.physical_offsets[entries.physical_offsets < begin]
+            if len(synced):
+                self._last_synced_key = int(synced[-1])
             if not unsure.any():
                 return
-            self._trim(int(columns.physical_offsets[int(unsure.argmax())]))
+            self._trim(begin)
         fresh = entries.physical_offsets > self._index.end_physical_offset
         self._index.ensure_file(int(columns.store_timestamps[0]))
         if fresh.any():
@@ -170,6 +174,8 @@ class _IndexRepair:
         assert self._index is not None
         self._trimmed = True
         self._report.index_entries_dropped += self._index.trim(before, self._parts.log.store_timestamp_at)
+        if self._index.end_physical_offset < self._last_synced_key:
+            raise NeedsOlderRecordsError("the index lost entries that were synced")
 
 
 def _recover_as_the_original(parts: Parts, report: RecoveryReport, now_ms: int, progress: Progress) -> None:
