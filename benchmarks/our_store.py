@@ -116,7 +116,7 @@ class OurStore:
     def read_in_order(self, queue: int) -> Iterator[bytes | memoryview]:
         index, views, get = 0, self._views, self._store.reader.get_message
         while True:
-            with get(TOPIC, queue, index, 4096, byte_limit=64 << 20) as result:
+            with get(TOPIC, queue, index, 1024, byte_limit=64 << 20) as result:
                 if not result.records:
                     return
                 if views:

@@ -23,7 +23,7 @@ from brokerlab.storage.limits import Refusal, refusal_of, refusal_of_batch
 from brokerlab.storage.log_scan import TRUSTED, Columns, Scan, Validity, columns, scan
 from brokerlab.storage.mapped_file import MappedFile, TransientStorePool
 from brokerlab.storage.mapped_file_queue import MappedFileQueue
-from brokerlab.storage.message import BatchItem, Message, SysFlag, join_properties, topic_bytes
+from brokerlab.storage.message import SCHEDULE_TOPIC, BatchItem, Message, SysFlag, join_properties, topic_bytes
 from brokerlab.storage.quirks import Dialect, Quirk
 from brokerlab.storage.record import (
     BLANK,
@@ -43,7 +43,10 @@ from brokerlab.storage.results import PutMessageStatus, PutResult
 HANDED_OVER_MAX = 1 << 16
 """Beyond this many records the dispatcher is told to read the log instead."""
 
+_KINDS_MAX = 4096
 _PUT_OK = PutMessageStatus.PUT_OK
+_HOSTS_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_new_tuple = tuple.__new__
 
 
 class Found(NamedTuple):
@@ -51,6 +54,13 @@ class Found(NamedTuple):
 
     file: MappedFile
     view: memoryview
+
+
+class _Kind(NamedTuple):
+    """Messages of one topic that were put before: the topic's bytes, and a packer for each pair of lengths."""
+
+    topic: bytes
+    packers: dict[int, struct.Struct]
 
 
 class CommitLog:
@@ -68,6 +78,7 @@ class CommitLog:
         )
         self.next_queue_offset: dict[tuple[str, int], int] = {}
         self.last_store_timestamp = 0
+        self._kinds: dict[str, _Kind] = {}
         self.handed_over: list[int] = []
         """Physical offsets of records that were appended and not yet dispatched, oldest first."""
         self.handed_over_complete = True
@@ -109,26 +120,45 @@ class CommitLog:
 
     def append(self, message: Message, now_ms: int) -> PutResult:
         """Append one message. Limits are answered with a status; a disk that refuses raises, and nothing is counted."""
-        refused = refusal_of(message, self.config)
-        if refused is not None:
-            return _refused(refused)
-        packer, topic, properties, sys_flag = self._shape(message)
+        body, properties, queue_id = message.body, message.properties, message.queue_id
+        kind = self._kinds.get(message.topic)
+        packer = None
+        if (
+            kind is not None
+            and len(message.born_host) == 8 == len(message.store_host)
+            and queue_id >= 0
+            and (not properties or (properties[0] and properties[-1]))
+        ):
+            packer = kind.packers.get(len(body) << 16 | len(properties))
+        if kind is None or packer is None:  # lengths not met before: judge them, once
+            refused = refusal_of(message, self.config)
+            if refused is not None:
+                return _refused(refused)
+            packer, topic, properties, sys_flag = self._shape(message)
+        else:
+            topic, sys_flag = kind.topic, message.sys_flag & ~_HOSTS_V6
         size = packer.size
-        file = self._file_with_room(size)
+        files = self.files.files
+        file = files[-1] if files else None
+        if file is None or file.wrote_position + size + BLANK_SIZE_MIN > file.size or file.is_blotted:
+            file = self._file_with_room(size)
         if now_ms < self.last_store_timestamp:
             now_ms = self.last_store_timestamp  # the clock stepped back: store time never does
-        queue = (message.topic, message.queue_id)
+        queue = (message.topic, queue_id)
         counted = not sys_flag & SysFlag.TRANSACTION_PREPARED  # the bit that prepared and rolled back share
         queue_offset = self.next_queue_offset.get(queue, 0) if counted else 0
         position = file.wrote_position
         physical_offset = file.start + position
-        body = message.body
-        packer.pack_into(
-            file.target, position, size, MAGIC_V1 if len(topic) <= 127 else MAGIC_V2, crc32(body) & CRC_MASK,
-            message.queue_id, message.flag, queue_offset, physical_offset, sys_flag, message.born_timestamp,
-            message.born_host, now_ms, message.store_host, message.reconsume_times,
-            message.prepared_transaction_offset, len(body), body, len(topic), topic, len(properties), properties,
-        )  # fmt: skip
+        try:
+            packer.pack_into(
+                file.target, position, size, MAGIC_V1 if len(topic) <= 127 else MAGIC_V2, crc32(body) & CRC_MASK,
+                queue_id, message.flag, queue_offset, physical_offset, sys_flag, message.born_timestamp,
+                message.born_host, now_ms, message.store_host, message.reconsume_times,
+                message.prepared_transaction_offset, len(body), body, len(topic), topic, len(properties), properties,
+            )  # fmt: skip
+        except struct.error as error:
+            file.blot(size)
+            return PutResult(PutMessageStatus.MESSAGE_ILLEGAL, reason=f"a field does not fit its place: {error}")
         if self.config.enabled_append_prop_crc:
             _fill_record_crc(file, position, size)
         file.appended(size, now_ms)
@@ -136,8 +166,13 @@ class CommitLog:
         self.last_store_timestamp = now_ms
         if counted:
             self.next_queue_offset[queue] = queue_offset + 1
-        self._hand_over(physical_offset)
-        return PutResult(_PUT_OK, physical_offset, size, queue_offset, now_ms, 1)
+        handed_over = self.handed_over
+        if len(handed_over) < HANDED_OVER_MAX:
+            handed_over.append(physical_offset)
+        else:
+            self.handed_over_complete = False
+        # Half the price of PutResult(...), and one is made per message.
+        return _new_tuple(PutResult, (_PUT_OK, physical_offset, size, queue_offset, now_ms, 1, ""))
 
     def append_many(self, messages: Sequence[Message], now_ms: int) -> list[PutResult]:
         """Append independent messages in order; each has its own answer, as if put alone."""
@@ -207,12 +242,25 @@ class CommitLog:
         topic, properties = topic_bytes(message.topic), message.properties
         if self.config.enabled_append_prop_crc:
             properties = _with_crc_reserve(properties)
-        born, store, sys_flag = len(message.born_host), len(message.store_host), message.sys_flag
+        born, store, sys_flag = len(message.born_host), len(message.store_host), message.sys_flag & ~_HOSTS_V6
         if born != 8:
             sys_flag |= SysFlag.BORN_HOST_V6
         if store != 8:
             sys_flag |= SysFlag.STORE_HOST_V6
-        return record_struct(len(message.body), len(topic), len(properties), born, store), topic, properties, sys_flag
+        packer = record_struct(len(message.body), len(topic), len(properties), born, store)
+        plain = born == store == 8 and not self.config.enabled_append_prop_crc and len(properties) < 512
+        if plain and message.topic != SCHEDULE_TOPIC:
+            self._remember(message, topic, packer)
+        return packer, topic, properties, sys_flag
+
+    def _remember(self, message: Message, topic: bytes, packer: struct.Struct) -> None:
+        """Messages of these lengths need no second look: every limit is one of lengths, but for the schedule topic and zeros in properties."""
+        if len(self._kinds) >= _KINDS_MAX:
+            self._kinds.clear()
+        kind = self._kinds.setdefault(message.topic, _Kind(topic, {}))
+        if len(kind.packers) >= _KINDS_MAX:
+            kind.packers.clear()
+        kind.packers[len(message.body) << 16 | len(message.properties)] = packer
 
     def _file_with_room(self, size: int) -> MappedFile:
         """The file to append `size` bytes to; ends the last one with a blank if they and a blank do not fit."""

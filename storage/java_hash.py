@@ -50,8 +50,17 @@ def tag_hash(tag: str) -> int:
 
 def index_hash(topic: str, key: str) -> int:
     """The hash under which the index keeps `key` of `topic`: never negative."""
-    h = abs(string_hash(f"{topic}#{key}"))
+    if key.isascii():  # hash(a + b) = hash(a) * 31**len(b) + hash(b), and topics are few
+        h = (_prefix_hash(topic) * pow(31, len(key), 1 << 32) + string_hash(key)) & 0xFFFFFFFF
+        h = (1 << 32) - h if h & 0x80000000 else h
+    else:
+        h = abs(string_hash(f"{topic}#{key}"))
     return 0 if h == 1 << 31 else h
+
+
+@lru_cache(maxsize=4096)
+def _prefix_hash(topic: str) -> int:
+    return string_hash(topic + "#")
 
 
 def index_hashes(hashes: Hashes) -> Hashes:

@@ -22,6 +22,7 @@ from brokerlab.storage.message import (
     Message,
     SysFlag,
     java_int,
+    join_properties,
     property_value,
     topic_bytes,
 )
@@ -31,6 +32,7 @@ from brokerlab.storage.results import PutMessageStatus
 _ILLEGAL = PutMessageStatus.MESSAGE_ILLEGAL
 _CRC_RESERVE = CRC_PROPERTY_SIZE + 1
 _INT_MAX = 0x7FFFFFFF
+_SECTOR_OF_ZEROS = bytes(512)
 
 
 class Refusal(NamedTuple):
@@ -47,12 +49,19 @@ def refusal_of(message: Message, config: StoreConfig) -> Refusal | None:
         topic in _usable_topics
         and body + 2048 < config.mapped_file_size_commit_log
         and body <= config.max_message_size
-        and properties < 1024
+        and (not properties or (properties < 512 and message.properties[0] and message.properties[-1]))
         and 0 <= message.queue_id <= _INT_MAX
         and len(message.born_host) == len(message.store_host) == 8
     ):
         return None
-    return _judge(message, config, body, properties)
+    return _zeros_refusal(message.properties) or _judge(message, config, body, properties)
+
+
+def _zeros_refusal(properties: bytes) -> Refusal | None:
+    """Text never looks like this, so `record.check` takes it for a sector lost in a power cut and cuts the log there."""
+    if properties and (not properties[0] or not properties[-1] or _SECTOR_OF_ZEROS in properties):
+        return Refusal(_ILLEGAL, "properties begin or end with a zero byte, or hold 512 of them in a row")
+    return None
 
 
 _usable_topics: set[str] = set()
@@ -91,11 +100,16 @@ def _judge(message: Message, config: StoreConfig, body: int, properties: int) ->
     if exact + BLANK_SIZE_MIN > file_size:
         return Refusal(_ILLEGAL, f"record has {exact} bytes and does not fit a log file of {file_size}")
     if topic == SCHEDULE_TOPIC:
-        delay = property_value(message.properties, DELAY.encode())
-        if delay is not None and java_int(delay) is None:
-            return Refusal(_ILLEGAL, f"DELAY is {delay[:20]!r}, not a number")
-    elif len(encoded) <= TOPIC_LENGTH_MAX and len(_usable_topics) < 65536:
+        return _delay_refusal(topic, message.properties)
+    if len(encoded) <= TOPIC_LENGTH_MAX and len(_usable_topics) < 65536:
         _usable_topics.add(topic)
+    return None
+
+
+def _delay_refusal(topic: str, properties: bytes) -> Refusal | None:
+    delay = property_value(properties, DELAY.encode()) if topic == SCHEDULE_TOPIC else None
+    if delay is not None and java_int(delay) is None:
+        return Refusal(_ILLEGAL, f"DELAY is {delay[:20]!r}, not a number")
     return None
 
 
@@ -109,8 +123,12 @@ def refusal_of_batch(envelope: Message, items: Sequence[BatchItem], config: Stor
     if whole > config.max_message_size:
         return Refusal(_ILLEGAL, f"batch has {whole} bytes of bodies, maxMessageSize allows {config.max_message_size}")
     for item in items:
-        properties = len(item.properties) + len(envelope.properties) + 1
-        refused = _judge(envelope, config, len(item.body), properties)
+        joined = join_properties(item.properties, envelope.properties)
+        refused = (
+            _zeros_refusal(joined)
+            or _judge(envelope, config, len(item.body), len(joined))
+            or _delay_refusal(envelope.topic, item.properties)
+        )
         if refused is not None:
             return refused
     return None

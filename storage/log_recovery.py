@@ -146,8 +146,9 @@ def _flushed_record_behind(
         found = find_next_record(file.view, position, file.size, file.start, ranges, validity=log.validity)
         if found is not None:
             timestamp = _store_timestamp(file, found)
-            # Older than the last good record: left over from before an earlier truncation, not part of this log.
-            if last_good <= timestamp <= checkpoint.physic_msg_timestamp:
+            # Older than the last good record: left over from before an earlier truncation, not part of this log. Of the
+            # checkpoint's own millisecond: it may have come after the flush that the checkpoint speaks of.
+            if last_good <= timestamp < checkpoint.physic_msg_timestamp:
                 return file.start + found
             return None
         position = 0

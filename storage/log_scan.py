@@ -74,7 +74,11 @@ def scan(
     stretch = _STRETCH_MIN if validity.record_crc else _STRETCH_MAX
     while left > 0:
         found, end = _chase(view, position, limit, min(stretch, left))
-        good = _plainly_good(view, found, end, file_start, validity) if found and not validity.record_crc else 0
+        good = 0
+        if found and not validity.record_crc:
+            begins = np.array(found, dtype=np.int64)
+            expected = begins + file_start if validity.physical_offset else None
+            good = plainly_good(view, begins, np.append(begins[1:], end), expected, check_crc=validity.crc)
         positions += found[:good]
         left -= good
         position = end if good == len(found) else found[good]
@@ -135,14 +139,14 @@ def _chase(view: memoryview, position: int, limit: int, most: int) -> tuple[list
     return positions, position
 
 
-def _plainly_good(view: memoryview, positions: list[int], end: int, file_start: int, validity: Validity) -> int:
+def plainly_good(
+    view: memoryview, begins: Offsets, ends: Offsets, physical_offsets: Offsets | None, *, check_crc: bool = True
+) -> int:
     """How many of these records, from the first on, are good by rules that are quick to test for all at once.
 
-    Sizes were followed, so each record ends where the next begins; nothing else is known. A field that leads outside
-    its record ends the count before anything is read through it.
+    Nothing is known of them but that [begin, end) lies in the view and holds 91 bytes or more. A field that leads
+    outside its record ends the count before anything is read through it.
     """
-    begins = np.array(positions, dtype=np.int64)
-    ends = np.append(begins[1:], end)
     numbers = _Numbers(view)
     sys_flags = numbers.at(begins + 36, ">i4")
     magic = numbers.at(begins + 4, ">i4")
@@ -151,8 +155,9 @@ def _plainly_good(view: memoryview, positions: list[int], end: int, file_start: 
     good = (magic == MAGIC_V1) | version_2
     good &= ends - begins >= fixed
     good &= (numbers.at(begins + 12, ">i4") >= 0) & (numbers.at(begins + 20, ">i8") >= 0)
-    if validity.physical_offset:
-        good &= numbers.at(begins + 28, ">i8") == begins + file_start
+    good &= numbers.at(begins, ">i4") == ends - begins
+    if physical_offsets is not None:
+        good &= numbers.at(begins + 28, ">i8") == physical_offsets
     body_at = np.where(good, begins + fixed - 3 - version_2, begins + 88)
     body_length = numbers.at(body_at - 4, ">i4")
     good &= (body_length >= 0) & (body_length <= ends - begins - fixed)
@@ -171,7 +176,7 @@ def _plainly_good(view: memoryview, positions: list[int], end: int, file_start: 
     good &= (properties_length == 0) | ((properties_length <= 512) & (first != 0) & (last != 0))
     count = _count_leading(good)
     count = _topics_usable(view, topic_at[:count], topic_length[:count])
-    if validity.crc and count:
+    if check_crc and count:
         starts = body_at[:count].tolist()
         stops = (body_at[:count] + body_length[:count]).tolist()
         computed = np.fromiter(map(crc32, map(view.__getitem__, map(slice, starts, stops))), np.int64, count)
@@ -243,7 +248,14 @@ def find_next_record(
 
 def _is_valid(view: memoryview, position: int, limit: int, file_start: int, validity: Validity) -> bool:
     try:
-        check(view, position, limit, physical_offset=position + file_start, check_crc=validity.crc)
+        check(
+            view,
+            position,
+            limit,
+            physical_offset=position + file_start,
+            check_crc=validity.crc,
+            require_record_crc=validity.record_crc,
+        )
     except CorruptRecordError:
         return False
     return True

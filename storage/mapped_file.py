@@ -47,6 +47,8 @@ class MappedFile:
         self._disk = disk
         self._half_appends = half_appends  # quirk failed_append_leaves_half_record (museum row 42)
         self._blot_end = 0
+        self.is_blotted = False
+        """Did an append fail here and its bytes could not be cleared yet?"""
         self._references = 1
         self._available = True
         self._first_shutdown_ms = 0
@@ -86,14 +88,15 @@ class MappedFile:
                 self.region.wrote(position, length)
             except DiskError:
                 if not self._half_appends:
-                    self._blot(position, length)
+                    self.blot(length)
                 raise
         self.wrote_position = position + length
         self.store_timestamp = store_timestamp
 
-    def _blot(self, position: int, length: int) -> None:
+    def blot(self, length: int) -> None:
         """Zero what a failed append left, now or before the next append: half a record must never lie in the log."""
-        self._blot_end = max(self._blot_end, position + length)
+        self._blot_end = max(self._blot_end, self.wrote_position + length)
+        self.is_blotted = True
         self.clear_blot()
 
     def clear_blot(self) -> None:
@@ -102,15 +105,12 @@ class MappedFile:
         if end > start:
             self.target[start:end] = bytes(end - start)
             try:
-                self.region.wrote(start, end - start)
+                if self.write_buffer is None:
+                    self.region.wrote(start, end - start)
             except DiskError:
                 return
         self._blot_end = 0
-
-    @property
-    def is_blotted(self) -> bool:
-        """Did an append fail here and its bytes could not be cleared yet?"""
-        return self._blot_end > 0
+        self.is_blotted = False
 
     def append_through_file(self, data: bytes) -> None:
         """Append by a file write, not through the map: for sparse files, where a full disk must be an error."""

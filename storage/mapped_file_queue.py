@@ -104,7 +104,10 @@ class MappedFileQueue:
         left_over = self._disk.stat(path)
         if left_over is not None:  # made ahead of need by a run that ended before it was used
             self._disk.unlink(path)
+        if self._directory_unsynced:  # names become durable in order: a power cut must not leave the later one alone
+            self.sync_directory()
         region = self._disk.create(path, self.file_size, reserve=self._reserve)
+        self._directory_unsynced = True
         buffer = self._pool.borrow() if self._pool else None
         return MappedFile(self._disk, region, start=start, write_buffer=buffer, half_appends=self._half_appends)
 
@@ -139,8 +142,10 @@ class MappedFileQueue:
 
     @property
     def max_offset(self) -> int:
-        """End of what can be read; 0 if there is no file."""
+        """End of what can be read without a hole; 0 if there is no file."""
         last = self.last
+        if self._pool is not None:  # behind a file whose buffer is not handed over in full nothing counts yet
+            last = next((file for file in self.files if file.write_buffer is not None), last)
         return last.start + last.read_position if last else 0
 
     @property

@@ -9,6 +9,7 @@ thousands of descriptors. A map with living views cannot be closed: visitors cop
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ BATCH_RECORDS = 8192
 DEFAULT_SLOTS, DEFAULT_ENTRIES = 5_000_000, 20_000_000
 OPEN_FILES_MAX = 96
 KINDS = ("commitlog", "consumequeue", "index", "checkpoint")
+_GIVEN, _DEFAULT = "as given", "RocketMQ's default"
+_START_MAX = (1 << 62) - 1
 _SMALL_NAMES = ("abort", "abort.bak", "lock")
 
 
@@ -232,6 +235,8 @@ def _segments(disk: Disk, entries: list[FileInfo], found: StoreFiles) -> list[Fi
             found.strays.append(Stray(entry.path, f"no regular file ({entry.kind})", is_segment_name(entry.name)))
         elif not is_segment_name(entry.name):
             found.strays.append(Stray(entry.path, "not a segment: its name is not 20 digits"))
+        elif int(entry.name) > _START_MAX:
+            found.strays.append(Stray(entry.path, "its name is larger than any offset", True))
         else:
             row.append(target)
     return row
@@ -291,7 +296,7 @@ def usual_size(files: list[FileInfo]) -> int:
 
 def start_of(info: FileInfo) -> int:
     """Where a segment says it starts. A single file under any other name is taken to start at 0."""
-    return int(info.name) if is_segment_name(info.name) else 0
+    return int(info.name) if is_segment_name(info.name) and int(info.name) <= _START_MAX else 0
 
 
 # Open, one at a time -------------------------------------------------------------------------------------------------
@@ -474,15 +479,25 @@ class IndexShape(NamedTuple):
     entries: int
     how: str
 
+    @property
+    def is_found(self) -> bool:
+        """Derived from the file itself: worth telling."""
+        return self.how not in (_GIVEN, _DEFAULT)
 
-def index_shape(region: Region, *, slots: int | None = None) -> IndexShape | None:
-    """Slots and entries of this file: as told, RocketMQ's default, or found from its bytes. None: no shape fits."""
+
+def index_shape(region: Region, *, slots: int | None = None, known: IndexShape | None = None) -> IndexShape | None:
+    """Slots and entries of this file: as told, RocketMQ's default, or found from its bytes. None: no shape fits.
+
+    `known` is the shape of another file of the same store: files of one store are alike.
+    """
     room = region.size - HEADER_SIZE
     if slots is not None:
         left = room - SLOT_SIZE * slots
-        return IndexShape(slots, left // ENTRY_SIZE, "as given") if slots > 0 and left >= ENTRY_SIZE else None
+        return IndexShape(slots, left // ENTRY_SIZE, _GIVEN) if slots > 0 and left >= ENTRY_SIZE else None
     if room == SLOT_SIZE * DEFAULT_SLOTS + ENTRY_SIZE * DEFAULT_ENTRIES:
-        return IndexShape(DEFAULT_SLOTS, DEFAULT_ENTRIES, "RocketMQ's default")
+        return IndexShape(DEFAULT_SLOTS, DEFAULT_ENTRIES, _DEFAULT)
+    if known is not None and room == SLOT_SIZE * known.slots + ENTRY_SIZE * known.entries:
+        return known
     if room < SLOT_SIZE + ENTRY_SIZE or room % SLOT_SIZE:
         return None
     header = read_index_header(region.buf)
@@ -526,3 +541,35 @@ def _search_slots(region: Region, header: IndexHeader) -> int | None:
     del offsets
     step = ENTRY_SIZE // SLOT_SIZE
     return next((least + step * hit for hit in hits if _shape_fits(region, header, least + step * hit)), None)
+
+
+class ChainEntry(NamedTuple):
+    """One entry of an index file as it is reached from its slot."""
+
+    number: int
+    position: int
+    hash: int
+    physical_offset: int
+    time_diff: int
+    previous: int
+
+
+_ENTRY = struct.Struct(">iqii")
+
+
+def index_chain(region: Region, shape: IndexShape, slot: int, *, most: int = 1_000_000) -> list[ChainEntry]:
+    """The entries that a slot leads to, newest first. A link that does not lead back ends it: it is damage."""
+    header = read_index_header(region.buf)
+    slot_at = HEADER_SIZE + SLOT_SIZE * slot
+    number = int.from_bytes(region.buf[slot_at : slot_at + SLOT_SIZE], "big", signed=True)
+    found: list[ChainEntry] = []
+    if number > header.index_count:
+        return found
+    while 0 < number < shape.entries and len(found) < most:
+        at = HEADER_SIZE + SLOT_SIZE * shape.slots + ENTRY_SIZE * number
+        entry = ChainEntry(number, at, *_ENTRY.unpack_from(region.buf, at))
+        found.append(entry)
+        if entry.previous >= number:
+            break
+        number = entry.previous
+    return found

@@ -81,6 +81,10 @@ class QueueRepair:
 
     def place(self, indexes: Offsets, offsets: Offsets, sizes: Offsets, codes: Offsets, *, holes_allowed: bool) -> int:
         """Entries of the next records of this queue; how many of them repeat an index that is taken."""
+        if self._take_back_pre_blanks(int(indexes[0])) and not holes_allowed:
+            raise NeedsOlderRecordsError(
+                f"queue {self.queue.topic}/{self.queue.queue_id} holds places for records that the log has"
+            )
         repeated = indexes < np.maximum.accumulate(np.concatenate(([self.next_index], indexes[:-1] + 1)))
         if repeated.any():
             fresh = ~repeated
@@ -99,6 +103,15 @@ class QueueRepair:
             self._write(encode_units(offsets[at:stop], sizes[at:stop], codes[at:stop]))
             at = stop
         return int(repeated.sum())
+
+    def _take_back_pre_blanks(self, index: int) -> bool:
+        """Places held for records that were thought gone (a crash after the pre-fill, museum row 15), if the log has
+        one for them after all."""
+        end = self.next_index
+        while self.next_index > index and (unit := self.queue.unit(self.next_index - 1)) and unit.is_pre_blank:
+            self.next_index -= 1
+        self._kept_index = min(self._kept_index, self.next_index)
+        return self.next_index < end
 
     def _hold_places(self, index: int) -> None:
         if not self._files.files:  # begins where the log begins: older files are not made up

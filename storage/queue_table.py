@@ -8,6 +8,7 @@ from brokerlab.storage.config import StoreConfig
 from brokerlab.storage.consume_queue import ConsumeQueue
 from brokerlab.storage.disk import Disk, FileInfo
 from brokerlab.storage.dispatch import Dispatch, is_queued
+from brokerlab.storage.errors import DiskError, QueueGapError, StoreError
 from brokerlab.storage.message import topic_problem
 from brokerlab.storage.quirks import Dialect, Quirk
 
@@ -70,21 +71,31 @@ class QueueTable:
         return queue
 
     def apply(self, dispatch: Dispatch) -> int:
-        """Put the entries of a batch into their queues; how many were new."""
+        """Put the entries of a batch into their queues; how many were new.
+
+        A queue that cannot be written does not keep the others waiting: its error is raised when they have theirs.
+        """
         columns, new = dispatch.columns, 0
+        failed: StoreError | None = None
         if not len(columns):
             return 0
         queued = is_queued(columns.sys_flags)
         plain = bool(queued.all())
         for run in dispatch.runs:
             rows = run.rows if plain else run.rows[queued[run.rows]]
-            if len(rows):
+            if not len(rows):
+                continue
+            try:
                 new += self.get(run.topic, run.queue_id).put(
                     columns.queue_offsets[rows],
                     columns.physical_offsets[rows],
                     columns.sizes[rows],
                     dispatch.tags_codes[rows],
                 )
+            except (DiskError, QueueGapError) as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
         self.dispatched_timestamp = max(self.dispatched_timestamp, int(columns.store_timestamps[-1]))
         return new
 

@@ -12,22 +12,29 @@ from enum import Enum
 from types import TracebackType
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from brokerlab.storage.checksum import CRC_MASK, crc32
 from brokerlab.storage.commit_log import CommitLog
 from brokerlab.storage.config import StoreConfig
-from brokerlab.storage.consume_queue import PRE_BLANK_SIZE, UNIT, UNIT_SIZE, ConsumeQueue
+from brokerlab.storage.consume_queue import PRE_BLANK_SIZE, UNIT_COLUMNS, UNIT_SIZE, ConsumeQueue
+from brokerlab.storage.disk import Offsets
 from brokerlab.storage.dispatch import describe
 from brokerlab.storage.errors import CorruptRecordError
 from brokerlab.storage.index_service import IndexService
 from brokerlab.storage.java_hash import index_hash
+from brokerlab.storage.log_scan import columns, plainly_good, same_text
 from brokerlab.storage.mapped_file import MappedFile
 from brokerlab.storage.message import SysFlag, decode_message_id, property_value
 from brokerlab.storage.queue_table import QueueTable
-from brokerlab.storage.record import MAGIC_V1, Record, check, extract
+from brokerlab.storage.record import FIXED_SIZE_V1, MAGIC_V1, Record, check, extract
 from brokerlab.storage.results import GetMessageStatus
 
-_HOT = struct.Struct(">4xiii4xqqi44xi")
-"""magic, crc, queue id, queue offset, physical offset, sys flag, body length of an IPv4 record."""
+_HOT = struct.Struct(">iii16xqi44xi")
+"""total size, magic, crc, physical offset, sys flag, body length of an IPv4 record."""
+_COLUMNS_LEAST = 16
+"""Fewer records than this are quicker checked one by one."""
 _HOSTS_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 
 
@@ -146,82 +153,90 @@ class Reader:
         byte_limit: int | None,
         result: GetResult,
     ) -> None:
+        """Choose entries by columns, then check and cut out their records, log file by log file."""
         config, log = self._config, self._log
         start = index * UNIT_SIZE - file.start
         scan_bytes = max(config.max_filter_message_size, most * UNIT_SIZE)
+        if tags_codes is None:
+            scan_bytes = most * UNIT_SIZE + UNIT_SIZE  # nothing is passed over, so no more than these is looked at
         end = min(file.read_position, start + scan_bytes - scan_bytes % UNIT_SIZE)
-        log_end, log_begin = log.files.max_offset, log.files.min_offset
-        memory = config.physical_memory_bytes * config.access_message_in_memory_max_ratio // 100
-        bytes_most, count_most = _transfer_limits(config, in_memory=True)
-        if byte_limit is not None:
-            bytes_most, count_most, memory = byte_limit, most, 1 << 62
+        units = np.frombuffer(file.view, dtype=UNIT_COLUMNS, count=(end - start) // UNIT_SIZE, offset=start)
+        offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
+        wanted = sizes > 0
+        if tags_codes is not None:
+            codes = units["code"].astype(np.int64)
+            wanted &= np.isin((codes & 0xFFFFFFFF).astype(np.uint32).view(np.int32), list(tags_codes))
+        removed = (sizes == PRE_BLANK_SIZE) & (offsets == 0)
+        removed |= (offsets < log.files.min_offset) | (offsets + sizes > log.files.max_offset)
+        del units
+        taken = wanted & ~removed
+        stop = self._full_at(offsets, sizes, taken, most, byte_limit)
+        rows = np.flatnonzero(taken[:stop])
+        result.next_index = index + stop
         topic = queue.topic.encode()
-        records, indexes = result.records, result.indexes
-        total, removed, held = 0, False, None
-        held_start = held_end = -1
-        for offset, size, code in UNIT.iter_unpack(file.view[start:end]):
-            if records:
-                if log_end - offset > memory:
-                    bytes_most, count_most = _transfer_limits(config, in_memory=False)
-                if len(records) >= most or total + size > bytes_most or len(records) > count_most - 1:
-                    break
-            index += 1
-            if size == PRE_BLANK_SIZE and offset == 0:
-                removed = True
+        while len(rows):
+            found = log.files.find(int(offsets[rows[0]]))
+            if found is None or not result.hold(found):
+                removed[rows[0]] = True
+                rows = rows[1:]
                 continue
-            if tags_codes is not None and _low32(code) not in tags_codes:
-                continue
-            if not held_start <= offset < held_end:
-                found = log.files.find(offset) if offset >= log_begin else None
-                if found is None or not result.hold(found):
-                    removed = True
-                    continue
-                held, held_start, held_end = found, found.start, found.start + found.read_position
-            assert held is not None
-            position = offset - held_start
-            if offset + size > held_end:
-                removed = True
-                continue
-            view = held.view[position : position + size]
-            problem = self._problem(view, offset, queue.queue_id, index - 1, topic)
-            if problem:
-                result.damaged.append(Damage(index - 1, offset, problem))
-                continue
-            records.append(view)
-            indexes.append(index - 1)
-            total += size
-        result.next_index = index
-        if records:
+            here = int(np.searchsorted(offsets[rows], found.start + found.size)) or 1
+            mine, rows = rows[:here], rows[here:]
+            self._cut_out(found, offsets[mine], sizes[mine], index + mine, queue.queue_id, topic, result)
+        if result.records:
             result.status = GetMessageStatus.FOUND
-        elif removed:
+        elif (removed[:stop] & wanted[:stop]).any() or result.damaged:
             result.status = GetMessageStatus.MESSAGE_WAS_REMOVING
 
-    @staticmethod
-    def _problem(view: memoryview, offset: int, queue_id: int, index: int, topic: bytes) -> str:
-        """Why these bytes are not the record that the queue entry means, or ""."""
-        size = len(view)
-        if size >= 91:
-            magic, crc, found_queue, found_index, physical, sys_flag, body_length = _HOT.unpack_from(view)
-            topic_at = 89 + body_length
-            if (
-                magic == MAGIC_V1
-                and found_index == index
-                and physical == offset
-                and found_queue == queue_id
-                and not sys_flag & _HOSTS_V6
-                and 0 <= body_length <= size - 91
-                and view[topic_at : topic_at + view[topic_at - 1]] == topic
-                and (crc32(view[88 : 88 + body_length]) & CRC_MASK == crc or not body_length)
-            ):
-                return ""
-        try:
-            found = check(view, 0, size, physical_offset=offset)
-        except CorruptRecordError as error:
-            return error.reason
-        there = bytes(view[found.topic_at : found.topic_at + found.topic_length])
-        if (there, found.queue_id, found.queue_offset) != (topic, queue_id, index):
-            return f"entry points at {there.decode('utf-8', 'replace')}/{found.queue_id}/{found.queue_offset}"
-        return "" if found.total_size == size else f"entry says {size} bytes, record {found.total_size}"
+    def _full_at(
+        self, offsets: Offsets, sizes: Offsets, taken: NDArray[np.bool_], most: int, byte_limit: int | None
+    ) -> int:
+        """How many entries are looked at until the answer is full; the first record always fits."""
+        config = self._config
+        counts: Offsets = np.cumsum(taken) - taken
+        sizes_before = np.cumsum(np.where(taken, sizes, 0)) - np.where(taken, sizes, 0)
+        if byte_limit is not None:
+            full = (counts >= most) | (sizes_before + sizes > byte_limit)
+        else:
+            memory = config.physical_memory_bytes * config.access_message_in_memory_max_ratio // 100
+            on_disk = self._log.files.max_offset - offsets > memory
+            byte_most = np.where(
+                on_disk, config.max_transfer_bytes_on_message_in_disk, config.max_transfer_bytes_on_message_in_memory
+            )
+            count_most = np.where(
+                on_disk, config.max_transfer_count_on_message_in_disk, config.max_transfer_count_on_message_in_memory
+            )
+            full = (counts >= most) | (sizes_before + sizes > byte_most) | (counts > count_most - 1)
+        full &= counts > 0
+        return int(full.argmax()) if full.any() else len(full)
+
+    def _cut_out(
+        self,
+        file: MappedFile,
+        offsets: Offsets,
+        sizes: Offsets,
+        indexes: Offsets,
+        queue_id: int,
+        topic: bytes,
+        result: GetResult,
+    ) -> None:
+        """Add the records at these offsets of one log file to the answer, each checked first."""
+        begins = offsets - file.start
+        views = list(map(file.view.__getitem__, map(slice, begins.tolist(), (begins + sizes).tolist())))
+        numbers = indexes.tolist()
+        if len(views) >= _COLUMNS_LEAST and _all_as_expected(
+            file.view, begins, sizes, indexes, queue_id, topic, offsets
+        ):
+            result.records += views
+            result.indexes += numbers
+            return
+        for view, number, offset in zip(views, numbers, offsets.tolist(), strict=True):
+            problem = _problem(view, offset, queue_id, number, topic)
+            if problem:
+                result.damaged.append(Damage(number, offset, problem))
+            else:
+                result.records.append(view)
+                result.indexes.append(number)
 
     # By offset, id, key
 
@@ -305,8 +320,55 @@ class Reader:
         return -1 if queue is None else self.store_time(queue, queue.min_index)
 
 
+def _all_as_expected(
+    view: memoryview, begins: Offsets, sizes: Offsets, indexes: Offsets, queue_id: int, topic: bytes, offsets: Offsets
+) -> bool:
+    """Are all of these exactly the records that the queue entries mean, bodies included? If not, look one by one."""
+    if int(sizes.min()) < FIXED_SIZE_V1 or plainly_good(view, begins, begins + sizes, offsets) < len(begins):
+        return False
+    found = columns(view, begins)
+    return bool(
+        (found.queue_offsets == indexes).all()
+        and (found.queue_ids == queue_id).all()
+        and same_text(found.data, found.topic_starts, found.topic_lengths) == topic
+    )
+
+
+def _problem(view: memoryview, offset: int, queue_id: int, index: int, topic: bytes) -> str:
+    """Why these bytes are not the record that the queue entry means, or ""."""
+    size = len(view)
+    try:
+        found = check(view, 0, size, physical_offset=offset)
+    except CorruptRecordError as error:
+        return error.reason
+    there = bytes(view[found.topic_at : found.topic_at + found.topic_length])
+    if (there, found.queue_id, found.queue_offset) != (topic, queue_id, index):
+        return f"entry points at {there.decode('utf-8', 'replace')}/{found.queue_id}/{found.queue_offset}"
+    return "" if found.total_size == size else f"entry says {size} bytes, record {found.total_size}"
+
+
 def _body_if(view: memoryview, position: int, limit: int, offset: int, topic: bytes, key: bytes) -> bytes | None:
     """The body of the record at `position` if it is valid, of this topic and has this key."""
+    if limit - position >= FIXED_SIZE_V1:
+        size, magic, crc, physical, sys_flag, body_length = _HOT.unpack_from(view, position)
+        body_at, end = position + 88, position + size
+        topic_at = body_at + body_length + 1
+        if (
+            magic == MAGIC_V1
+            and physical == offset
+            and not sys_flag & _HOSTS_V6
+            and 0 <= body_length <= size - FIXED_SIZE_V1
+            and end <= limit
+        ):
+            tail = bytes(view[topic_at:end])
+            if tail.startswith(topic) and property_value(tail[len(topic) + 2 :], b"KEYS") == key:
+                body = bytes(view[body_at : topic_at - 1])
+                if crc32(body) & CRC_MASK == crc and view[topic_at - 1] == len(topic):
+                    return body
+    return _body_slowly(view, position, limit, offset, topic, key)
+
+
+def _body_slowly(view: memoryview, position: int, limit: int, offset: int, topic: bytes, key: bytes) -> bytes | None:
     try:
         found = check(view, position, limit, physical_offset=offset)
     except CorruptRecordError:
@@ -328,14 +390,3 @@ def _search(low: int, high: int, is_right: Callable[[int], bool]) -> int:
         else:
             low = middle + 1
     return low
-
-
-def _transfer_limits(config: StoreConfig, *, in_memory: bool) -> tuple[int, int]:
-    if in_memory:
-        return config.max_transfer_bytes_on_message_in_memory, config.max_transfer_count_on_message_in_memory
-    return config.max_transfer_bytes_on_message_in_disk, config.max_transfer_count_on_message_in_disk
-
-
-def _low32(code: int) -> int:
-    low = code & 0xFFFFFFFF
-    return low - (1 << 32) if low & 0x80000000 else low

@@ -122,8 +122,7 @@ def seal_of(queues: QueueTable, index: IndexService | None) -> int:
     """One number for where every queue and the index ends; kept at a clean stop, compared at the next start."""
     lines = [f"{queue.topic}\0{queue.queue_id}\0{queue_end(queue)}\n" for queue in queues if queue.files.files]
     if index is not None:
-        for file in index.files:
-            lines.append(f"{file.path.rpartition('/')[2]}\0{file.index_count}\0{file.end_physical_offset}\n")
+        lines += [f"{file.name}\0{file.index_count}\0{file.end_physical_offset}\n" for file in index.files]
     return zlib.crc32("".join(lines).encode())
 
 

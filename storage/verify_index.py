@@ -55,6 +55,7 @@ class IndexCheck:
         self._files = files
         self._findings = findings
         self._slots = slots
+        self._known: IndexShape | None = None
         self._from = -1
         self._missing: list[tuple[int, int]] = []  # (offset, hash), the first ones
         self._missing_count = 0
@@ -84,12 +85,13 @@ class IndexCheck:
                 self._findings.add("error", right.info.path, 16, reason, "index-order")
 
     def _check_file(self, info: FileInfo, region: Region) -> None:
-        shape = index_shape(region, slots=self._slots)
+        shape = index_shape(region, slots=self._slots, known=self._known)
         if shape is None:
             reason = f"no number of slots fits its {info.size} bytes (say it with --index-slots)"
             self._findings.add("error", info.path, None, reason, "index-shape")
             return
-        if shape.how != "RocketMQ's default" and shape.how != "as given":
+        if shape.is_found and shape != self._known:
+            self._known = shape
             reason = f"taken to have {shape.slots} slots and {shape.entries} entries ({shape.how})"
             self._findings.add("info", info.path, None, reason, "index-shape")
         header = read_index_header(region.buf)
@@ -198,22 +200,29 @@ class IndexCheck:
         """Offset of the last record that has an entry; -1 if none has."""
         return max((state.most for state in self.states if state.count > 1), default=-1)
 
-    def observe(self, entries: IndexEntries, end: int, log: LogView) -> None:
-        """The keys of the records up to offset `end`, and so also the entries that point between them."""
-        low = self._from
+    def observe(self, entries: IndexEntries, start: int, end: int, log: LogView) -> None:
+        """The keys of all records in [start, end) of the log. What was left out before `start` holds no record."""
+        for state in self._overlapping(self._from, start):
+            self._judge_extra(state, *self._entries_between(state, self._from, start), log)
         self._from = end
-        wanted = entries.physical_offsets >= (self.begin if self.begin >= 0 else 0)
-        base = max(low, 0)
-        expected = _packed(entries.physical_offsets[wanted] - base, entries.hashes[wanted])
+        expected = _packed(entries.physical_offsets - start, entries.hashes)
         found: list[Offsets] = []
+        for state in self._overlapping(start, end):
+            offsets, hashes = self._entries_between(state, start, end)
+            packed = _packed(offsets - start, hashes)
+            found.append(packed)
+            strange = ~np.isin(packed, expected)
+            if strange.any():
+                self._judge_extra(state, offsets[strange], hashes[strange], log)
         for state in self.states:
-            if state.count > 1 and state.least < end and state.most >= low:
-                packed = self._entries_between(state, low, end, base)
-                found.append(packed)
-                if len(packed):
-                    self._judge_extra(state, packed, expected, base, log)
+            if state.most < end:
+                self._drop(state)
         actual = np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
-        self._judge_missing(expected[~np.isin(expected, actual)], base)
+        missing = ~np.isin(expected, actual) & (entries.physical_offsets >= self.begin)
+        self._judge_missing(entries.physical_offsets[missing], entries.hashes[missing])
+
+    def _overlapping(self, low: int, high: int) -> list[IndexState]:
+        return [s for s in self.states if low < high and s.count > 1 and s.least < high and s.most >= low]
 
     def begin_log(self, log_begin: int) -> None:
         """Entries below are of records that are gone."""
@@ -247,32 +256,27 @@ class IndexCheck:
     def _drop(state: IndexState) -> None:
         state.hashes = state.offsets = state.order = None
 
-    def _entries_between(self, state: IndexState, low: int, end: int, base: int) -> Offsets:
+    def _entries_between(self, state: IndexState, low: int, end: int) -> tuple[Offsets, Hashes]:
         self._load(state)
         assert state.offsets is not None and state.hashes is not None
         first, last = np.searchsorted(state.offsets, (low, end))
-        packed = _packed(state.offsets[first:last] - base, state.hashes[first:last])
-        if state.most < end:
-            self._drop(state)
-        return packed
+        return state.offsets[first:last], state.hashes[first:last]
 
-    def _judge_extra(self, state: IndexState, packed: Offsets, expected: Offsets, base: int, log: LogView) -> None:
-        strange = packed[~np.isin(packed, expected)]
+    def _judge_extra(self, state: IndexState, offsets: Offsets, hashes: Hashes, log: LogView) -> None:
         told = 0
-        for value in strange.tolist():
-            offset, key_hash = base + (value >> 32), value & 0xFFFFFFFF
+        for row in range(len(offsets)):
+            offset, key_hash = int(offsets[row]), int(hashes[row])
             problem = _entry_problem(log, offset, key_hash)
-            if problem:
-                told += 1
-                if told <= ALIKE_MAX:
-                    number = self._number_of(state, offset, key_hash)
-                    reason = f"entry {number} (hash {key_hash}) points to offset {offset}: {problem}"
-                    self._findings.add("error", state.info.path, state.position(number), reason, "index-entry")
-                else:
-                    self._findings.more("error", state.info.path, "index-entry", 1)
-            if told > 1000:
-                self._findings.more("error", state.info.path, "index-entry", len(strange) - told)
-                break
+            if not problem:
+                continue
+            told += 1
+            if told <= ALIKE_MAX:
+                number = self._number_of(state, offset, key_hash)
+                reason = f"entry {number} (hash {key_hash}) points to offset {offset}: {problem}"
+                self._findings.add("error", state.info.path, state.position(number), reason, "index-entry")
+            else:  # enough are shown: what follows is counted, not looked at
+                self._findings.more("error", state.info.path, "index-entry", len(offsets) - row)
+                return
 
     def _number_of(self, state: IndexState, offset: int, key_hash: int) -> int:
         self._load(state)
@@ -280,21 +284,19 @@ class IndexCheck:
         row = int(np.argmax((state.offsets == offset) & (state.hashes == key_hash)))
         return (int(state.order[row]) if state.order is not None else row) + 1
 
-    def _judge_missing(self, missing: Offsets, base: int) -> None:
-        if not len(missing):
-            return
-        offsets = base + (missing >> 32)
-        self._missing_count += len(missing)
-        inside = int(np.count_nonzero(offsets <= self.end))
-        self._missing_inside += inside
-        for row in range(min(len(missing), ALIKE_MAX - len(self._missing))):
-            self._missing.append((int(offsets[row]), int(missing[row] & 0xFFFFFFFF)))
+    def _judge_missing(self, offsets: Offsets, hashes: Hashes) -> None:
+        self._missing_count += len(offsets)
+        self._missing_inside += int(np.count_nonzero(offsets <= self.end))
+        for row in range(min(len(offsets), ALIKE_MAX - len(self._missing))):
+            self._missing.append((int(offsets[row]), int(hashes[row])))
 
-    def finish(self, log_end: int) -> None:
+    def finish(self, log_end: int, log: LogView) -> None:
         """Entries that point behind the log, and keys that the index does not know."""
         lenient = "warning" if self._files.unclean else "error"
         for state in self.states:
             if state.count > 1 and state.most >= log_end:
+                if state.least < log_end and self._from < log_end:
+                    self._judge_extra(state, *self._entries_between(state, self._from, log_end), log)
                 self._load(state)
                 assert state.offsets is not None and state.hashes is not None
                 rows = np.flatnonzero(state.offsets >= log_end)
@@ -335,8 +337,8 @@ class IndexCheck:
 
 
 def _packed(offsets: Offsets, hashes: Hashes) -> Offsets:
-    """Offset and hash in one number: comparing columns of it is one sort."""
-    return (offsets << 32) | (hashes.astype(np.int64) & 0xFFFFFFFF)
+    """Offset (below 4 GiB) and hash in one number: comparing columns of it is one sort."""
+    return (offsets << 31) | (hashes.astype(np.int64) & 0x7FFFFFFF)
 
 
 def _entry_problem(log: LogView, offset: int, key_hash: int) -> str:

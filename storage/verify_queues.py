@@ -60,7 +60,9 @@ class Runs:
         return inside
 
 
-class _Units(NamedTuple):
+class Units(NamedTuple):
+    """Entries as columns."""
+
     offsets: Offsets
     sizes: Offsets
     codes: Offsets
@@ -208,7 +210,7 @@ class QueueCheck:
         reason = f"entry {index} of {state.name} has tags code {held}, its record at {offset} has {expected}"
         self._tell(state, severity, index, reason, "wrong-tags-code")
 
-    def _units(self, state: QueueState, indexes: Offsets) -> _Units:
+    def _units(self, state: QueueState, indexes: Offsets) -> Units:
         """Entries at these indexes; zeros where there is none."""
         found = np.zeros(len(indexes), dtype=UNIT_COLUMNS)
         starts = np.array([start_of(info) for info in state.files], dtype=np.int64)
@@ -225,7 +227,7 @@ class QueueCheck:
                     within = (places[rows] - starts[number]) // UNIT_SIZE
                     found[rows] = cells[np.minimum(within, len(cells) - 1)]
                     del cells
-        return _Units(*(found[name].astype(np.int64) for name in ("offset", "size", "code")))
+        return Units(*(found[name].astype(np.int64) for name in ("offset", "size", "code")))
 
     def _tell(self, state: QueueState, severity: str, index: int, reason: str, kind: str) -> None:
         info = self._file_of(state, index)
@@ -301,9 +303,7 @@ class QueueCheck:
             for low, high in _unit_ranges(region.data_ranges(), usable):
                 if low > done and empty_at < 0:
                     empty_at = first + done
-                cells = _cells(region)[low:high]
-                units = _Units(*(cells[name].astype(np.int64) for name in ("offset", "size", "code")))
-                del cells
+                units = unit_columns(region, low, high)
                 empty_at, real_before = self._judge_units(
                     state, info, first + low, units, log, (log_begin, log_end), empty_at, real_before
                 )
@@ -316,7 +316,7 @@ class QueueCheck:
         state: QueueState,
         info: FileInfo,
         first: int,
-        units: _Units,
+        units: Units,
         log: LogView,
         bounds: tuple[int, int],
         empty_at: int,
@@ -409,6 +409,12 @@ def entry_problem(record: Record, name: QueueName, index: int, size: int) -> str
 
 def _cells(region: Region) -> NDArray[np.void]:
     return np.frombuffer(region.buf, dtype=UNIT_COLUMNS, count=region.size // UNIT_SIZE)
+
+
+def unit_columns(region: Region, low: int, high: int) -> Units:
+    """A copy of the units low to high of a file."""
+    cells = _cells(region)[low:high]
+    return Units(*(cells[name].astype(np.int64) for name in ("offset", "size", "code")))
 
 
 def _unit_ranges(ranges: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:

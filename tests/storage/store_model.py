@@ -264,12 +264,23 @@ class CrashError(Exception):
     """The process ended here. No DiskError: nobody handles it."""
 
 
-class Hooks:
-    """What the wrapping disk tells: `before` each operation that can change something, `after` it."""
+class Step(NamedTuple):
+    """One operation that can change something. `region` is given where `data` is about to be written to it."""
 
-    def before(
-        self, action: str, path: str, position: int = 0, data: bytes = b"", region: Region | None = None
-    ) -> None:
+    action: str
+    path: str
+    position: int = 0
+    data: bytes = b""
+    region: Region | None = None
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.path}"
+
+
+class Hooks:
+    """What the wrapping disk tells about every operation."""
+
+    def before(self, step: Step) -> None:
         """May raise: then the operation does not happen."""
 
     def stored(self, region: Region, positions: Iterable[int], length: int) -> None:
@@ -294,19 +305,19 @@ class HookedRegion:
 
     def wrote(self, position: int, length: int) -> None:
         self._hooks.stored(self.inner, (position,), length)
-        self._hooks.before("wrote", self.path, position)
+        self._hooks.before(Step("wrote", self.path, position))
 
     def wrote_scattered(self, positions: Offsets, length: int) -> None:
         self._hooks.stored(self.inner, positions.tolist(), length)
-        self._hooks.before("wrote", self.path)
+        self._hooks.before(Step("wrote", self.path))
 
     def write(self, position: int, data: bytes) -> None:
-        self._hooks.before("write", self.path, position, data, self.inner)
+        self._hooks.before(Step("write", self.path, position, data, self.inner))
         self.inner.write(position, data)
         self._hooks.stored(self.inner, (position,), len(data))
 
     def sync(self, position: int, length: int) -> None:
-        self._hooks.before("sync", self.path)
+        self._hooks.before(Step("sync", self.path))
         self.inner.sync(position, length)
         self._hooks.synced(self.inner, position, length)
 
@@ -339,11 +350,11 @@ class HookedDisk:
         self.hooks = Hooks()
 
     def create(self, path: str, size: int, *, reserve: bool) -> Region:
-        self.hooks.before("create", path)
+        self.hooks.before(Step("create", path))
         return HookedRegion(self.real.create(path, size, reserve=reserve), self.hooks)
 
     def open(self, path: str, *, size: int | None = None) -> Region:
-        self.hooks.before("open", path)
+        self.hooks.before(Step("open", path))
         return HookedRegion(self.real.open(path, size=size), self.hooks)
 
     def stat(self, path: str) -> FileInfo | None:
@@ -353,38 +364,38 @@ class HookedDisk:
         return self.real.list(path)
 
     def make_directories(self, path: str) -> None:
-        if not os.path.isdir(path):
-            self.hooks.before("make_directories", path)
+        if not Path(path).is_dir():
+            self.hooks.before(Step("make_directories", path))
         self.real.make_directories(path)
 
     def sync_directory(self, path: str) -> None:
-        self.hooks.before("sync_directory", path)
+        self.hooks.before(Step("sync_directory", path))
         self.real.sync_directory(path)
 
     def unlink(self, path: str) -> None:
-        self.hooks.before("unlink", path)
+        self.hooks.before(Step("unlink", path))
         self.real.unlink(path)
 
     def remove_directory(self, path: str) -> None:
-        self.hooks.before("remove_directory", path)
+        self.hooks.before(Step("remove_directory", path))
         self.real.remove_directory(path)
 
     def read_small(self, path: str, *, most: int = 1 << 20) -> bytes | None:
         return self.real.read_small(path, most=most)
 
     def write_small(self, path: str, data: bytes) -> None:
-        self.hooks.before("write_small", path)
+        self.hooks.before(Step("write_small", path))
         self.real.write_small(path, data)
 
     def replace_small(self, path: str, data: bytes) -> None:
-        self.hooks.before("replace_small", path)
+        self.hooks.before(Step("replace_small", path))
         self.real.replace_small(path, data)
 
     def usage(self, path: str) -> DiskUsage:
         return self.real.usage(path)
 
     def set_mtime(self, path: str, mtime_ms: int) -> None:
-        self.hooks.before("set_mtime", path)
+        self.hooks.before(Step("set_mtime", path))
         self.real.set_mtime(path, mtime_ms)
 
     def lock(self, path: str) -> DiskLock:
@@ -405,19 +416,17 @@ class FaultDisk(HookedDisk):
         disk = self
 
         class Counting(Hooks):
-            def before(
-                self, action: str, path: str, position: int = 0, data: bytes = b"", region: Region | None = None
-            ) -> None:
-                disk.operations.append(f"{action} {path}")
+            def before(self, step: Step) -> None:
+                disk.operations.append(str(step))
                 if not disk.fail_at or len(disk.operations) < disk.fail_at:
                     return
                 if disk._error is not None:
                     if len(disk.operations) == disk.fail_at:
-                        raise disk._error(action, path)
+                        raise disk._error(step.action, step.path)
                     return
-                if region is not None and len(disk.operations) == disk.fail_at:
-                    region.write(position, data[: len(data) // 2])
-                raise CrashError(f"operation {len(disk.operations)}: {action} {path}")
+                if step.region is not None and len(disk.operations) == disk.fail_at:
+                    step.region.write(step.position, step.data[: len(step.data) // 2])
+                raise CrashError(f"operation {len(disk.operations)}: {step}")
 
         self.hooks = Counting()
 
@@ -456,7 +465,7 @@ class Survival(NamedTuple):
 def survival_patterns(seed: int) -> list[Survival]:
     random = Random(seed)
     return [
-        Survival("lost", lambda versions, _number: 0),
+        Survival("lost", lambda _versions, _number: 0),
         Survival("kept", lambda versions, _number: versions - 1),
         Survival("alternate", lambda versions, number: (versions - 1) * (number % 2)),
         Survival(f"random {seed}", lambda versions, _number: random.randrange(versions)),
@@ -476,10 +485,8 @@ class PowerDisk(HookedDisk):
         disk = self
 
         class Recording(Hooks):
-            def before(
-                self, action: str, path: str, position: int = 0, data: bytes = b"", region: Region | None = None
-            ) -> None:
-                disk.on_step(f"{action} {path}")
+            def before(self, step: Step) -> None:
+                disk.on_step(str(step))
 
             def stored(self, region: Region, positions: Iterable[int], length: int) -> None:
                 inode = disk._names.get(region.path)
@@ -530,9 +537,10 @@ class PowerDisk(HookedDisk):
     def sync_directory(self, path: str) -> None:
         super().sync_directory(path)
         for name in {*self._names, *self._durable_names}:
-            if os.path.dirname(name) == path:
+            if name.rpartition("/")[0] == path:
                 if name in self._names:
                     self._durable_names[name] = self._names[name]
+                    self._names[name].size_synced = True
                 else:
                     del self._durable_names[name]
 
@@ -547,7 +555,7 @@ class PowerDisk(HookedDisk):
         inode = _Inode(lambda start, end: data[start:end], len(data), True)
         inode.versions = {number: [inode.page(number)] for number in inode.pages()}
         self._names[path] = inode
-        self.sync_directory(os.path.dirname(path))
+        self.sync_directory(path.rpartition("/")[0])
 
     def unsynced(self) -> int:
         """How many pages, names and sizes a cut could take."""

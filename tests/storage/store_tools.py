@@ -254,7 +254,6 @@ class _File:
     seen: bytearray
     durable: bytearray
     synced_once: bool = False
-    small: bool = False  # written whole, so its length is that of its content
 
 
 @dataclass(slots=True)
@@ -417,14 +416,14 @@ class FaultDisk:
         self._step_or_raise("write_small", path)
         former = self._known(path).durable if Path(path).exists() else bytearray()
         self._inner.write_small(path, data)
-        self._names[path] = _File(bytearray(data), former, small=True)
+        self._names[path] = _File(bytearray(data), former)
         if path in self._durable_names:  # written in place: the name stays, the content is not durable
             self._durable_names[path] = self._names[path]
 
     def replace_small(self, path: str, data: bytes) -> None:
         self._step_or_raise("replace_small", path)
         self._inner.replace_small(path, data)
-        self._names[path] = _File(bytearray(data), bytearray(data), True, small=True)
+        self._names[path] = _File(bytearray(data), bytearray(data), True)
         self._sync_names(path.rpartition("/")[0])
 
     def usage(self, path: str) -> DiskUsage:
