@@ -129,7 +129,7 @@ class CommitLog:
             and queue_id >= 0
             and (not properties or (properties[0] and properties[-1]))
         ):
-            packer = kind.packers.get(len(body) << 16 | len(properties))
+            packer = kind.packers.get(len(properties) << 32 | len(body))
         if kind is None or packer is None:  # lengths not met before: judge them, once
             refused = refusal_of(message, self.config)
             if refused is not None:
@@ -176,8 +176,65 @@ class CommitLog:
 
     def append_many(self, messages: Sequence[Message], now_ms: int) -> list[PutResult]:
         """Append independent messages in order; each has its own answer, as if put alone."""
-        append = self.append
-        return [append(message, now_ms) for message in messages]
+        results: list[PutResult] = []
+        while len(results) < len(messages):
+            results += self._append_run(messages, len(results), now_ms)
+            if len(results) < len(messages):
+                results.append(self.append(messages[len(results)], now_ms))
+        return results
+
+    def _append_run(self, messages: Sequence[Message], start: int, now_ms: int) -> list[PutResult]:
+        """Append the messages from `start` on that need no second look and fit the last file; counted all at once."""
+        results: list[PutResult] = []
+        files = self.files.files
+        if not files or files[-1].is_blotted or self.config.enabled_append_prop_crc:
+            return results
+        file = files[-1]
+        kinds, offsets = self._kinds, self.next_queue_offset
+        target, begin, room = file.target, file.wrote_position, file.size - BLANK_SIZE_MIN
+        now_ms = max(now_ms, self.last_store_timestamp)
+        position, file_start = begin, file.start
+        counts: dict[tuple[str, int], int] = {}
+        try:
+            for number in range(start, len(messages)):
+                message = messages[number]
+                body, properties, topic, queue_id = message.body, message.properties, message.topic, message.queue_id
+                kind = kinds.get(topic)
+                packer = kind.packers.get(len(body) << 16 | len(properties)) if kind is not None else None
+                if (
+                    kind is None
+                    or packer is None
+                    or not len(message.born_host) == 8 == len(message.store_host)
+                    or queue_id < 0
+                    or message.sys_flag
+                    or not _ends_are_text(properties)
+                    or position + packer.size > room
+                ):
+                    break
+                queue, size = (topic, queue_id), packer.size
+                queue_offset = counts.get(queue, -1)
+                if queue_offset < 0:
+                    queue_offset = offsets.get(queue, 0)
+                packer.pack_into(
+                    target, position, size, MAGIC_V1, crc32(body) & CRC_MASK, queue_id, message.flag, queue_offset,
+                    file_start + position, 0, message.born_timestamp, message.born_host, now_ms, message.store_host,
+                    message.reconsume_times, message.prepared_transaction_offset, len(body), body, len(kind.topic),
+                    kind.topic, len(properties), properties,
+                )  # fmt: skip
+                counts[queue] = queue_offset + 1
+                results.append(
+                    _new_tuple(PutResult, (_PUT_OK, file_start + position, size, queue_offset, now_ms, 1, ""))
+                )
+                position += size
+        except struct.error:
+            pass  # this one is put alone, and told why it does not fit
+        if results:
+            file.appended(position - begin, now_ms)
+            self.last_store_timestamp = now_ms
+            offsets.update(counts)
+            for result in results:
+                self._hand_over(result.physical_offset)
+        return results
 
     def append_batch(self, envelope: Message, items: Sequence[BatchItem], now_ms: int) -> PutResult:
         """A client's batch: one record per item, with consecutive queue offsets, all in one file or none.
@@ -218,13 +275,17 @@ class CommitLog:
         for number, message in enumerate(messages):
             packer, topic, properties, sys_flag = self._shape(message)
             places.append(file.start + position)
-            packer.pack_into(
-                file.target, position, packer.size, MAGIC_V1 if len(topic) <= 127 else MAGIC_V2,
-                body_crc(message.body), message.queue_id, message.flag, first_queue_offset + number, places[-1],
-                sys_flag, message.born_timestamp, message.born_host, now_ms, message.store_host,
-                message.reconsume_times, 0, len(message.body), message.body, len(topic), topic, len(properties),
-                properties,
-            )  # fmt: skip
+            try:
+                packer.pack_into(
+                    file.target, position, packer.size, MAGIC_V1 if len(topic) <= 127 else MAGIC_V2,
+                    body_crc(message.body), message.queue_id, message.flag, first_queue_offset + number, places[-1],
+                    sys_flag, message.born_timestamp, message.born_host, now_ms, message.store_host,
+                    message.reconsume_times, 0, len(message.body), message.body, len(topic), topic, len(properties),
+                    properties,
+                )  # fmt: skip
+            except struct.error as error:
+                file.blot(whole)
+                return PutResult(PutMessageStatus.MESSAGE_ILLEGAL, reason=f"a field does not fit its place: {error}")
             if self.config.enabled_append_prop_crc:
                 _fill_record_crc(file, position, packer.size)
             position += packer.size
@@ -254,13 +315,14 @@ class CommitLog:
         return packer, topic, properties, sys_flag
 
     def _remember(self, message: Message, topic: bytes, packer: struct.Struct) -> None:
-        """Messages of these lengths need no second look: every limit is one of lengths, but for the schedule topic and zeros in properties."""
+        """Messages of these lengths need no second look: every limit is one of lengths, but for the schedule topic's
+        and for zeros in properties."""
         if len(self._kinds) >= _KINDS_MAX:
             self._kinds.clear()
         kind = self._kinds.setdefault(message.topic, _Kind(topic, {}))
         if len(kind.packers) >= _KINDS_MAX:
             kind.packers.clear()
-        kind.packers[len(message.body) << 16 | len(message.properties)] = packer
+        kind.packers[len(message.properties) << 32 | len(message.body)] = packer
 
     def _file_with_room(self, size: int) -> MappedFile:
         """The file to append `size` bytes to; ends the last one with a blank if they and a blank do not fit."""
@@ -364,6 +426,11 @@ class CommitLog:
         found = self.scan_file(file, start - file.start, limit, validity=self.trusted, most=most)
         after = file.start + (file.size if found.stop.value == "blank" else found.end)
         return columns(file.view, np.array(found.positions, dtype=np.int64)), after
+
+
+def _ends_are_text(properties: bytes) -> bool:
+    """Zeros at an end look like a lost sector: such properties are judged by `limits`."""
+    return not properties or (properties[0] != 0 and properties[-1] != 0)
 
 
 def _with_crc_reserve(properties: bytes) -> bytes:

@@ -92,8 +92,18 @@ class ConsumeQueue:
         Entries that are there already are passed over, so dispatching twice does no harm. One that would leave a hole
         raises QueueGapError: appended where the queue ends, as the original does, it would shift every later index.
         """
+        next_index, count = self.max_index, len(indexes)
+        if (
+            self.files.files
+            and indexes[0] == next_index
+            and indexes[-1] - indexes[0] == count - 1
+            and offsets[0] >= self.max_physical_offset
+            and (count < 3 or (np.diff(indexes) == 1).all())
+        ):
+            self._append(encode_units(offsets, sizes, codes))
+            self.max_physical_offset = int(offsets[-1] + sizes[-1])
+            return count
         new = offsets + sizes > self.max_physical_offset
-        next_index = self.max_index
         if self.files.files:
             new &= indexes >= next_index
         if not new.any():

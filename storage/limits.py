@@ -58,7 +58,7 @@ def refusal_of(message: Message, config: StoreConfig) -> Refusal | None:
 
 
 def _zeros_refusal(properties: bytes) -> Refusal | None:
-    """Text never looks like this, so `record.check` takes it for a sector lost in a power cut and cuts the log there."""
+    """Text never looks like this: `record.check` would take it for a sector lost in a power cut."""
     if properties and (not properties[0] or not properties[-1] or _SECTOR_OF_ZEROS in properties):
         return Refusal(_ILLEGAL, "properties begin or end with a zero byte, or hold 512 of them in a row")
     return None

@@ -159,7 +159,7 @@ class MappedFile:
                     first, last = chunk + int(dirty[0]), chunk + int(dirty[-1])
                     self.region.write(first, bytes(last + 1 - first))
                     changed += len(dirty)
-        if sync and changed:
+        if sync:  # even if nothing changed: whoever cleared it before us may have ended before the sync
             self.region.sync(position, self.size - position)
         return changed
 

@@ -81,6 +81,7 @@ class MappedFileQueue:
         for info in empty:
             self._disk.unlink(info.path)
             self.notes.append(f"{info.path}: removed, it was empty")
+        self._directory_unsynced = True  # an earlier run may have made these names and ended before it synced them
         for info in found:
             file = MappedFile(
                 self._disk, self._disk.open(info.path), start=int(info.name), half_appends=self._half_appends
@@ -183,12 +184,12 @@ class MappedFileQueue:
         return self.committed_where == before
 
     def flush(self, least_pages: int) -> bool:
+        if self._directory_unsynced and self.files:  # a durable page is of no use in a file whose name is not
+            self.sync_directory()
         file = self._file_at(self.flushed_where)
         if file is None:
             return True
         before, timestamp = self.flushed_where, file.store_timestamp
-        if self._directory_unsynced:  # a durable page is of no use in a file whose name is not
-            self.sync_directory()
         self.flushed_where = file.start + file.flush(least_pages)
         if least_pages == 0:
             self.store_timestamp = timestamp
@@ -213,21 +214,21 @@ class MappedFileQueue:
     def truncate(self, offset: int, now_ms: int, *, zero_tail: bool) -> tuple[int, list[str]]:
         """Cut the row at `offset`: (bytes cleared, paths deleted).
 
-        Later files go first, so that an interrupted truncation leaves no gap. `zero_tail` clears what stays behind the
-        offset in its file; without it (the original, museum rows 4 and 43) old bytes can come back after a crash.
+        Later files go first, each for good before the next, so that an interrupted truncation leaves no gap.
+        `zero_tail` clears what stays behind the offset in its file; without it (the original, museum rows 4 and 43)
+        old bytes can come back after a crash.
         """
         deleted, cleared = [], 0
         while self.files and self.files[-1].start > offset:
             file = self.files.pop()
             file.destroy(now_ms, 0)
+            self.sync_directory()
             deleted.append(file.path)
         last = self.last
         if last is not None and last.start + self.file_size > offset:
             last.set_positions(offset - last.start)
             if zero_tail:
                 cleared = last.zero_from(offset - last.start)
-        if deleted:
-            self.sync_directory()
         self.flushed_where = min(self.flushed_where, offset)
         self.committed_where = min(self.committed_where, offset)
         return cleared, deleted[::-1]
@@ -242,9 +243,8 @@ class MappedFileQueue:
             if (file.is_available and keep(file)) or not file.destroy(now_ms, force_after_ms):
                 break
             self.files.pop(0)
+            self.sync_directory()  # before the next one goes: a power cut must not bring this one back without it
             deleted.append(file.path)
-        if deleted:
-            self.sync_directory()
         return deleted
 
     def destroy(self, now_ms: int) -> None:

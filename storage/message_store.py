@@ -10,6 +10,7 @@ flush policy wants.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from traceback import clear_frames
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from brokerlab.storage.config import BrokerRole, FlushDiskType, StoreConfig
 from brokerlab.storage.disk import Disk, DiskLock
 from brokerlab.storage.dispatch import Dispatch, dispatch_of
 from brokerlab.storage.errors import ConfigError, StoreClosedError
+from brokerlab.storage.historic_recovery import is_historic
 from brokerlab.storage.index_service import IndexService
 from brokerlab.storage.log_scan import columns
 from brokerlab.storage.mapped_file import MappedFile, TransientStorePool
@@ -30,6 +32,7 @@ from brokerlab.storage.recovery_report import RecoveryReport
 from brokerlab.storage.results import PutMessageStatus, PutResult
 
 QUEUE_FORCE_MS = 60_000
+_DISPATCH_BATCH = 4096
 _NO_PROGRESS: Callable[[int, int], None] = lambda _done, _all: None  # noqa: E731
 
 
@@ -78,7 +81,8 @@ class MessageStore:
             self.report = recovery.recover(parts, unclean=unclean, now_ms=now_ms, progress=progress)
             self.reput_from_offset = recovery.dispatched_offset(parts, self.report)
             self._abort.create()
-        except BaseException:
+        except BaseException as error:
+            clear_frames(error.__traceback__)  # they hold views of the maps, and a map with views cannot be closed
             self.abandon(now_ms)
             raise
         return self.report
@@ -96,8 +100,12 @@ class MessageStore:
             self.flush_queues()
             if self.reput_from_offset >= self.commit_log.files.max_offset:
                 self._drop_unused_file(now_ms)
-                self.checkpoint.set_seal(recovery.seal_of(self.queues, self.index))
+                if not is_historic(self.config.quirks):
+                    self.checkpoint.set_seal(recovery.seal_of(self.queues, self.index))
                 self._abort.remove()
+        except BaseException as error:
+            clear_frames(error.__traceback__)
+            raise
         finally:
             self.abandon(now_ms)
 
@@ -176,7 +184,7 @@ class MessageStore:
 
     def _dispatch_handed_over(self, end: int, most: int) -> int:
         handed = self.commit_log.handed_over
-        batch = np.array(handed[: min(most, 1024)], dtype=np.int64)
+        batch = np.array(handed[: min(most, _DISPATCH_BATCH)], dtype=np.int64)
         file = self.commit_log.files.find(int(batch[0]))
         assert file is not None, "a record goes away only after it was dispatched"
         batch = batch[(batch < min(end, file.start + file.size)) & (batch >= self.reput_from_offset)]
@@ -193,7 +201,9 @@ class MessageStore:
 
     def _dispatch_from_log(self, end: int, most: int) -> int:
         log = self.commit_log
-        found = log.columns_between(max(self.reput_from_offset, log.files.min_offset), end, most=min(most, 1024))
+        found = log.columns_between(
+            max(self.reput_from_offset, log.files.min_offset), end, most=min(most, _DISPATCH_BATCH)
+        )
         if found is None:
             return 0
         rows, after = found
@@ -219,13 +229,13 @@ class MessageStore:
     def flush_log(self, least_pages: int = 0) -> bool:
         """Make the log durable and the checkpoint's physic time follow; True if nothing moved."""
         files, still = self.commit_log.files, True
+        # Read before the flush: it may pause us, and what is appended meanwhile is not covered by it.
+        timestamp, end = self.commit_log.last_store_timestamp, files.max_wrote_offset
         while not files.flush(least_pages):
             still = False
-        if least_pages == 0 and files.flushed_where == files.max_offset and files.files:
-            # Everything appended is flushed, whichever file it went to.
-            self.checkpoint.physic_msg_timestamp = max(
-                self.checkpoint.physic_msg_timestamp, self.commit_log.last_store_timestamp
-            )
+        if least_pages == 0 and files.flushed_where >= end:
+            # Everything appended is flushed, whichever file it went to; with a pool it was committed before.
+            self.checkpoint.physic_msg_timestamp = max(self.checkpoint.physic_msg_timestamp, timestamp)
         return still
 
     def flush_queues(self) -> None:

@@ -573,3 +573,17 @@ def index_chain(region: Region, shape: IndexShape, slot: int, *, most: int = 1_0
             break
         number = entry.previous
     return found
+
+
+def longest_chains(region: Region, shape: IndexShape, most: int) -> list[int]:
+    """The slots that lead to the most entries, the fullest first."""
+    count = min(max(read_index_header(region.buf).index_count, 1), shape.entries)
+    hashes = np.ndarray(
+        (count,),
+        dtype=">i4",
+        buffer=region.buf,
+        offset=HEADER_SIZE + SLOT_SIZE * shape.slots,
+        strides=(ENTRY_SIZE,),
+    )[1:].astype(np.int64)
+    slots, counts = np.unique(hashes[hashes >= 0] % shape.slots, return_counts=True)
+    return [int(slot) for slot in slots[np.argsort(-counts, kind="stable")][:most]]

@@ -79,6 +79,16 @@ class QueueRepair:
             == (self.queue.topic, self.queue.queue_id, self.next_index - 1, unit.size)
         )
 
+    def lacks_its_beginning(self, index: int) -> bool:
+        """Do the queue's files begin behind a record that the log still has? They are never deleted before it."""
+        first = self._files.first
+        return first is not None and index * UNIT_SIZE < first.start
+
+    def start_over(self, now_ms: int) -> None:
+        """Forget all files: the whole queue is written again."""
+        self._files.truncate(-1, now_ms, zero_tail=False)
+        self.next_index = self._kept_index = 0
+
     def place(self, indexes: Offsets, offsets: Offsets, sizes: Offsets, codes: Offsets, *, holes_allowed: bool) -> int:
         """Entries of the next records of this queue; how many of them repeat an index that is taken."""
         if self._take_back_pre_blanks(int(indexes[0])) and not holes_allowed:
@@ -173,6 +183,9 @@ class QueuesRepair:
         self._repeated = 0
 
     def _begin(self, queue: ConsumeQueue) -> QueueRepair:
+        gap = queue.files.gap()
+        if gap is not None:  # what stands behind a missing file is written again with it
+            queue.files.truncate(gap[0].start + gap[0].size, 0, zero_tail=False)
         return QueueRepair(queue, self._log, self._start, rewrite=self._report.unclean)
 
     def apply(self, dispatch: Dispatch) -> None:
@@ -186,6 +199,10 @@ class QueuesRepair:
             repair = self._repairs.get(key)
             if repair is None:
                 repair = self._repairs[key] = self._begin(self._queues.get(*key))
+            if repair.lacks_its_beginning(int(columns.queue_offsets[rows[0]])):
+                if not self._holes_allowed:
+                    raise NeedsOlderRecordsError(f"queue {run.topic}/{run.queue_id} lost its first files")
+                repair.start_over(0)
             self._repeated += repair.place(
                 columns.queue_offsets[rows],
                 columns.physical_offsets[rows],

@@ -95,7 +95,10 @@ class QueueTable:
             except (DiskError, QueueGapError) as error:
                 failed = failed or error
         if failed is not None:
-            raise failed
+            try:
+                raise failed
+            finally:
+                del failed  # it would keep this frame alive, and with it the batch's views of the log
         self.dispatched_timestamp = max(self.dispatched_timestamp, int(columns.store_timestamps[-1]))
         return new
 

@@ -60,7 +60,7 @@ def recover(parts: Parts, *, unclean: bool, now_ms: int, progress: Progress) -> 
 
 def _recover(parts: Parts, report: RecoveryReport, now_ms: int, progress: Progress) -> None:
     log, queues = parts.log, parts.queues
-    distrust = "" if report.unclean else _reason_to_distrust(parts)
+    distrust = _reason_to_distrust(parts, unclean=report.unclean)
     while True:
         from_first_file = True
         if log.files.files:
@@ -86,6 +86,10 @@ def _recover(parts: Parts, report: RecoveryReport, now_ms: int, progress: Progre
             distrust = f"first file: {lack}"
             continue
         repair.finish(now_ms)
+        if distrust:  # what was written again lies before what the checkpoint speaks of: it must be true at once
+            queues.flush_all()
+            if parts.index is not None:
+                parts.index.flush()
         return
 
 
@@ -106,15 +110,21 @@ def dispatches(parts: Parts, start: int, end: int, report: RecoveryReport) -> It
         offset = after
 
 
-def _reason_to_distrust(parts: Parts) -> str:
-    """After a clean stop: why queues or index cannot be complete after all; "" if nothing speaks against them."""
+def _reason_to_distrust(parts: Parts, *, unclean: bool) -> str:
+    """Why queues or index cannot be what the checkpoint says they are; "" if nothing speaks against them."""
     if not parts.log.files.files:
         return ""
-    seal = parts.checkpoint.seal()
-    if seal is not None and seal != seal_of(parts.queues, parts.index):
-        return "first file: queues or index are not as the last clean stop left them"
+    for queue in parts.queues:
+        gap = queue.files.gap()
+        if gap is not None:
+            return f"first file: queue {queue.topic}/{queue.queue_id} has no file between {gap[0].path} and the next"
+    if not any(queue.files.files for queue in parts.queues):
+        return "first file: there are no queues"
     if parts.index is not None and not parts.index.files:
         return "first file: there is no index"
+    seal = None if unclean else parts.checkpoint.seal()
+    if seal is not None and seal != seal_of(parts.queues, parts.index):
+        return "first file: queues or index are not as the last clean stop left them"
     return ""
 
 
@@ -173,7 +183,9 @@ class _IndexRepair:
         assert self._index is not None
         self._trimmed = True
         self._report.index_entries_dropped += self._index.trim(before, self._parts.log.store_timestamp_at)
-        if self._index.end_physical_offset < self._last_synced_key:
+        # The original does not go back for them.
+        historic_way = historic.is_historic(self._parts.config.quirks)
+        if self._index.end_physical_offset < self._last_synced_key and not historic_way:
             raise NeedsOlderRecordsError("the index lost entries that were synced")
 
 
@@ -205,21 +217,30 @@ def _recover_as_the_original(parts: Parts, report: RecoveryReport, now_ms: int, 
     if reached >= report.end_offset:
         for queue in queues:
             historic.truncate_dirty(queue, report.end_offset, quirks, now_ms)
+    if parts.config.dialect is Dialect.V4_9:
+        # Before queues are numbered the reputer catches up, from the largest offset that any queue has reached.
+        behind = max(log.files.min_offset, queues.max_physical_offset)
+        for dispatch in dispatches(parts, behind, report.end_offset, report):
+            report.queue_entries_written += queues.apply(dispatch)
+            index.apply(dispatch)
 
 
 def dispatched_offset(parts: Parts, report: RecoveryReport) -> int:
     """Where dispatch goes on after recovery."""
     if historic.is_historic(parts.config.quirks) and parts.config.dialect is Dialect.V4_9:
-        return max(parts.log.files.min_offset, parts.queues.max_physical_offset, 0)
+        return max(report.end_offset, parts.queues.max_physical_offset)  # row 15: far behind the end
     return report.end_offset
 
 
 def _settle_checkpoint(parts: Parts, report: RecoveryReport) -> None:
     """No time may claim more than the log still holds; lowering one is always safe."""
     checkpoint, last = parts.checkpoint, parts.log.last_store_timestamp
+    claimed = checkpoint.values
     checkpoint.physic_msg_timestamp = min(checkpoint.physic_msg_timestamp, last)
     checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, last)
     checkpoint.index_msg_timestamp = min(checkpoint.index_msg_timestamp, last)
+    if checkpoint.values != claimed:  # for good: records put from now on may have the times that were claimed before
+        checkpoint.flush()
     parts.queues.dispatched_timestamp = last if report.end_offset else 0
     if report.files_synced:
         checkpoint.physic_msg_timestamp = last

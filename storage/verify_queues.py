@@ -300,7 +300,7 @@ class QueueCheck:
             first = start_of(info) // UNIT_SIZE
             usable = region.size // UNIT_SIZE
             done = 0
-            for low, high in _unit_ranges(region.data_ranges(), usable):
+            for low, high in unit_ranges(region.data_ranges(), usable):
                 if low > done and empty_at < 0:
                     empty_at = first + done
                 units = unit_columns(region, low, high)
@@ -417,7 +417,7 @@ def unit_columns(region: Region, low: int, high: int) -> Units:
     return Units(*(cells[name].astype(np.int64) for name in ("offset", "size", "code")))
 
 
-def _unit_ranges(ranges: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+def unit_ranges(ranges: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
     """The units that these byte ranges touch, in order and without overlap."""
     found: list[tuple[int, int]] = []
     for start, end in ranges:

@@ -55,7 +55,7 @@ def tiny_config(**settings: Any) -> StoreConfig:
 def open_store(
     root: Path | str, config: StoreConfig | None = None, *, disk: Any = None, now: int = NOW
 ) -> MessageStore:
-    store = MessageStore(disk or RealDisk(), str(root), config or tiny_config())
+    store = MessageStore(disk or HookedDisk(), str(root), config or tiny_config())
     store.open(now)
     return store
 
@@ -318,7 +318,6 @@ class HookedRegion:
 
     def sync(self, position: int, length: int) -> None:
         self._hooks.before(Step("sync", self.path))
-        self.inner.sync(position, length)
         self._hooks.synced(self.inner, position, length)
 
     def data_ranges(self) -> list[tuple[int, int]]:
@@ -341,7 +340,10 @@ class HookedRegion:
 
 
 class HookedDisk:
-    """A real disk that reports to hooks. Reading, closing and unlocking are not reported: a dead process does those."""
+    """Real files that report to hooks. Reading, closing and unlocking are not reported: a dead process does those.
+
+    Nothing is really synced: what that would mean is the hooks' to say, and the tests are ten times as fast.
+    """
 
     read_only = False
 
@@ -366,11 +368,10 @@ class HookedDisk:
     def make_directories(self, path: str) -> None:
         if not Path(path).is_dir():
             self.hooks.before(Step("make_directories", path))
-        self.real.make_directories(path)
+        Path(path).mkdir(parents=True, exist_ok=True)
 
     def sync_directory(self, path: str) -> None:
         self.hooks.before(Step("sync_directory", path))
-        self.real.sync_directory(path)
 
     def unlink(self, path: str) -> None:
         self.hooks.before(Step("unlink", path))
@@ -389,7 +390,8 @@ class HookedDisk:
 
     def replace_small(self, path: str, data: bytes) -> None:
         self.hooks.before(Step("replace_small", path))
-        self.real.replace_small(path, data)
+        self.real.write_small(path + ".tmp", data)
+        Path(path + ".tmp").replace(path)
 
     def usage(self, path: str) -> DiskUsage:
         return self.real.usage(path)

@@ -55,7 +55,9 @@ def test_isal_is_used_where_it_is_installed() -> None:
 
 
 def test_without_isal_zlib_computes_the_same() -> None:
-    said = output_of(WITHOUT_ISAL + SAY + "print(c.CRC32_IMPLEMENTATION, c.crc32(b'123456789'), c.body_crc(b'123456789'))")
+    said = output_of(
+        WITHOUT_ISAL + SAY + "print(c.CRC32_IMPLEMENTATION, c.crc32(b'123456789'), c.body_crc(b'123456789'))"
+    )
 
     assert said == f"zlib {0xCBF43926} {0x4BF43926}"
 

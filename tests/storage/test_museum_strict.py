@@ -169,7 +169,7 @@ def test_batch_properties_that_add_up_to_too_many_bytes_are_refused(home: Home) 
     assert pull(home.open()) == in_order(numbers(4))
 
 
-@pytest.mark.parametrize("topic", ["é" * 64, "語" * 43, "T" * 128])
+@pytest.mark.parametrize("topic", ["é" * 64, "語" * 43, "T" * 128], ids=["two bytes", "three bytes", "one byte"])
 def test_a_topic_is_measured_in_bytes(home: Home, topic: str) -> None:
     """Row 63: 64 two-byte characters are fewer than 127, but 128 bytes."""
     store = home.open()

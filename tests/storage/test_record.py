@@ -310,7 +310,8 @@ def test_a_topic_that_cannot_have_a_directory_is_rejected(topic: bytes) -> None:
 
 
 _numbers = st.one_of(
-    st.sampled_from([MAGIC_V1, MAGIC_V2, BLANK_MAGIC, 0, 91, 92, 123, 2**31 - 1, -1, 0x10, 0x20, 0x30]), st.integers(-300, 300)
+    st.sampled_from([MAGIC_V1, MAGIC_V2, BLANK_MAGIC, 0, 91, 92, 123, 2**31 - 1, -1, 0x10, 0x20, 0x30]),
+    st.integers(-300, 300),
 )
 _noise = st.one_of(
     st.binary(max_size=300),
