@@ -38,7 +38,7 @@ _SMALL = {
 
 
 def _message(number: int, *, topic: str = "orders", body: bytes | None = None) -> Message:
-    properties = encode_properties({"KEYS": f"order-{number}", "TAGS": "paid"})
+    properties = encode_properties({"KEYS": f"order-{number:06d}", "TAGS": "paid"})
     return Message(topic=topic, queue_id=number % 4, body=body or b"%0200d" % number, properties=properties)
 
 
@@ -75,7 +75,7 @@ def kill_a_writer(console: Console, root: Path) -> bool:
     report = store.open(_now_ms())
     there = {int(record.body) for record in store.commit_log.records()}
     missing = set(range(acknowledged)) - there
-    found = store.reader.query_message("orders", f"order-{acknowledged - 1}", 1, 0, _now_ms())
+    found = store.reader.query_message("orders", f"order-{acknowledged - 1:06d}", 1, 0, _now_ms())
     console.print(f"acknowledged {acknowledged}, after restart {len(there)} in the log, missing {len(missing)}")
     console.print(f"the last acknowledged one is found by its key: {bool(found)}")
     for line in report.lines():
@@ -116,7 +116,7 @@ def damage_and_verify(console: Console, root: Path) -> bool:
     console.rule("3  one flipped bit in a body, and `brokerlab verify`")
     store = MessageStore(RealDisk(), str(root), StoreConfig(**_SMALL))
     store.open(_now_ms())
-    place = store.reader.query_message("orders", "order-1000", 1, 0, _now_ms())[0].physical_offset
+    place = store.reader.query_message("orders", "order-001000", 1, 0, _now_ms())[0].physical_offset
     store.close(_now_ms())
     size = _SMALL["mapped_file_size_commit_log"]
     segment = root / "commitlog" / f"{place - place % size:020d}"

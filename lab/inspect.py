@@ -131,7 +131,7 @@ class _Inspection:
                 found.append(summarize_segment(self._disk, info, _reporter(report, base, everything, info.name)))
                 done += info.size
         table = make_table(
-            "Commit log", ["segment", ">size", ">records", "first stored", "last stored", ">end", "*state"]
+            "Commit log", ["segment", ">size", ">records", "first and last stored", ">start and end", "*state"]
         )
         for one in found:
             if one.damaged or not one.size or one.state == "no valid record":
@@ -140,11 +140,10 @@ class _Inspection:
                 write_json(self._console, {"what": "segment", **one._asdict()})
                 continue
             state = f"{one.damaged:,} bytes DAMAGED; {one.state}" if one.damaged else one.state
-            add_row(
-                table, one.name, show_size(one.size), f"{one.records:,}", show_time(one.first_store_timestamp),
-                show_time(one.last_store_timestamp), f"{one.start + one.end:,}", state,
-                style="bold red" if one.damaged else "",
-            )  # fmt: skip
+            times = (show_time(one.first_store_timestamp), show_time(one.last_store_timestamp))
+            offsets = (f"{one.start:,}", f"{one.start + one.end:,}")
+            style = "bold red" if one.damaged else ""
+            add_row(table, one.name, show_size(one.size), f"{one.records:,}", times, offsets, state, style=style)
         self._table(table, bool(found))
         return found
 
@@ -171,7 +170,7 @@ class _Inspection:
 
     def _index_files(self) -> None:
         table = make_table(
-            "Index", ["file", ">size", ">entries", ">slots used", "begin", "end", ">begin offset", ">end offset"]
+            "Index", ["file", ">size", ">entries", ">slots used", "begin and end", ">first and last offset"]
         )
         known = None
         for info in self._files.index:
@@ -181,15 +180,13 @@ class _Inspection:
             if self._json:
                 write_json(self._console, _index_json(one))
             elif one.header is None:
-                add_row(table, one.name, show_size(one.size), one.problem, "", "", "", "", "", style="bold red")
+                add_row(table, one.name, show_size(one.size), one.problem, "", "", "", style="bold red")
             else:
                 header = one.header
                 entries = f"{max(header.index_count - 1, 0):,}"
-                add_row(
-                    table, one.name, show_size(one.size), entries, f"{header.slot_count:,}",
-                    show_time(header.begin_timestamp), show_time(header.end_timestamp),
-                    f"{header.begin_physical_offset:,}", f"{header.end_physical_offset:,}",
-                )  # fmt: skip
+                times = (show_time(header.begin_timestamp), show_time(header.end_timestamp))
+                offsets = (f"{header.begin_physical_offset:,}", f"{header.end_physical_offset:,}")
+                add_row(table, one.name, show_size(one.size), entries, f"{header.slot_count:,}", times, offsets)
         self._table(table, bool(self._files.index))
         if known is not None and known.is_found and not self._json:
             self._say(f"index files have {known.slots:,} slots and {known.entries:,} entries ({known.how})", "dim")

@@ -70,7 +70,12 @@ def printable(text: str, most: int = 200) -> str:
 def make_table(title: str, columns: Sequence[str]) -> Table:
     """A column whose name starts with > is aligned to the right, with * it may be folded."""
     table = Table(
-        title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
+        title=Text(title, style="bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
     )
     for name in columns:
         table.add_column(
@@ -83,7 +88,18 @@ def make_table(title: str, columns: Sequence[str]) -> Table:
 
 
 def add_row(table: Table, *cells: object, style: str = "") -> None:
-    table.add_row(*(Text(printable(str(cell))) for cell in cells), style=style)
+    """A cell that is a tuple is shown as lines."""
+    table.add_row(
+        *(
+            Text("\n".join(printable(str(line)) for line in (cell if type(cell) is tuple else (cell,))))
+            for cell in cells
+        ),
+        style=style,
+    )
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 Report = Callable[[int, int, str], None]

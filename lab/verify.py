@@ -12,6 +12,7 @@ from brokerlab.lab.terminal import (
     SEVERITY_STYLES,
     add_row,
     make_table,
+    plural,
     printable,
     progress_bar,
     show_size,
@@ -93,7 +94,7 @@ def _print(report: VerifyReport, console: Console) -> None:
     log = report.log
     if log.segments:
         console.print(
-            f"log     {log.records:,} records in {log.segments} segments, {show_size(log.bytes_read)}, "
+            f"log     {plural(log.records, 'record')} in {plural(log.segments, 'segment')}, "
             f"offsets {log.begin:,} to {log.end:,}"
         )
         console.print(
@@ -102,13 +103,13 @@ def _print(report: VerifyReport, console: Console) -> None:
     if report.queues:
         console.print(f"queues  {report.queues:,} with {report.queue_entries:,} entries")
     if report.index_files:
-        console.print(f"index   {report.index_files:,} files with {report.index_entries:,} entries")
+        console.print(f"index   {plural(report.index_files, 'file')} with {report.index_entries:,} entries")
     if report.checkpoint is not None:
         names = ("log", "queues", "index")
         times = (f"{name} {show_time(time)}" for name, time in zip(names, report.checkpoint[:3], strict=True))
         console.print(f"checkpoint says flushed: {', '.join(times)}")
-    verdict = "no damage found" if report.ok else f"{report.errors:,} errors"
-    warnings = f", {report.warnings:,} warnings" if report.warnings else ""
+    verdict = "no damage found" if report.ok else plural(report.errors, "error")
+    warnings = f", {plural(report.warnings, 'warning')}" if report.warnings else ""
     console.print(f"{printable(report.root)}: {verdict}{warnings}", style="bold green" if report.ok else "bold red")
 
 
@@ -154,7 +155,7 @@ def _run_find(arguments: argparse.Namespace, disk: Disk, console: Console) -> in
             console, {"what": "summary", "wanted": search.wanted, "ok": _found(search), "problem": search.problem}
         )
     else:
-        _print_search(search, console)
+        _print_search(search, arguments.path, console)
     return 0 if _found(search) else 1
 
 
@@ -176,7 +177,7 @@ def _sighting_json(sighting: Sighting) -> dict[str, Any]:
     }
 
 
-def _print_search(search: Search, console: Console) -> None:
+def _print_search(search: Search, root: str, console: Console) -> None:
     for sighting in search.sightings:
         record = sighting.record
         if record is not None:
@@ -193,13 +194,14 @@ def _print_search(search: Search, console: Console) -> None:
             word = {True: "yes", False: "NO", None: "-"}[place.agrees]
             at = "" if place.position is None else place.position
             style = "bold red" if place.agrees is False else ""
-            add_row(table, place.part, word, place.file, at, place.says, style=style)
+            name = place.file.removeprefix(root.rstrip("/") + "/")
+            add_row(table, place.part, word, name, at, place.says, style=style)
         console.print(table)
         console.print()
     if search.problem:
         console.print(printable(search.problem, 400), style="bold red")
     elif search.ok:
-        count = len(search.sightings)
-        console.print(f"{count} message{'s' if count != 1 else ''}: log, queue and index agree", style="bold green")
+        found = plural(len(search.sightings), "message")
+        console.print(f"{found}: log, queue and index agree", style="bold green")
     else:
         console.print("log, queue and index do not agree", style="bold red")

@@ -211,8 +211,8 @@ class MappedFile:
         if self._references > 0 and now_ms - self._first_shutdown_ms < force_after_ms:
             return False
         if not self._unlinked:
-            self._unlinked = True
             self._disk.unlink(self.path)
+            self._unlinked = True  # not reached when unlink raises: the next try removes the name
         return True
 
     def _close(self) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from brokerlab.storage.disk import PAGE_SIZE, DiskUsage, FileInfo, Offsets
-from brokerlab.storage.errors import DiskFullError, DiskIOError, StoreLockedError
+from brokerlab.storage.errors import DiskError, DiskFullError, DiskIOError, StoreLockedError
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.msync.argtypes = _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -141,8 +141,12 @@ class RealLock:
                 raise StoreLockedError(f"{path}: another process has this store open for writing") from error
             raise _translated("lock", path, error.errno or 0) from error
         RealLock._held.add(self._identity)
-        with _errors("write", path):
-            os.pwrite(self._descriptor, b"lock", 0)
+        try:
+            with _errors("write", path):
+                os.pwrite(self._descriptor, b"lock", 0)
+        except DiskError:
+            self.release()
+            raise
 
     def release(self) -> None:
         if self._descriptor >= 0:
