@@ -200,7 +200,7 @@ class CommitLog:
                 message = messages[number]
                 body, properties, topic, queue_id = message.body, message.properties, message.topic, message.queue_id
                 kind = kinds.get(topic)
-                packer = kind.packers.get(len(body) << 16 | len(properties)) if kind is not None else None
+                packer = kind.packers.get(len(properties) << 32 | len(body)) if kind is not None else None
                 if (
                     kind is None
                     or packer is None

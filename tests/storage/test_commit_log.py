@@ -430,3 +430,49 @@ def test_lengths_met_before_do_not_hide_ones_that_are_too_long(log: CommitLog) -
     assert log.append(a_message(body=b"", properties=b"\0"), NOW).status is ILLEGAL
     assert log.append(a_message(body=b"", queue_id=-1), NOW).status is ILLEGAL
     assert contents(log) == before
+
+
+# Many at once
+
+
+_lengths = st.builds(
+    lambda body, properties, queue_id, topic: a_message(
+        topic=topic, body=b"b" * body, properties=b"p" * properties, queue_id=queue_id
+    ),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(0, 1),
+    st.sampled_from(["T", "T", "U"]),
+)
+
+
+@given(
+    st.lists(
+        st.one_of(st.lists(_lengths, max_size=12), st.lists(st.one_of(_lengths, _wild, messages()), max_size=12)),
+        max_size=5,
+    )
+)
+def test_many_messages_are_appended_as_if_one_by_one(lots: list[list[Message]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        one_by_one = new_log(f"{directory}/one", mapped_file_size_commit_log=1024)
+        at_once = new_log(f"{directory}/many", mapped_file_size_commit_log=1024)
+        for number, lot in enumerate(lots):
+            singly = [one_by_one.append(message, NOW + number) for message in lot]
+            assert at_once.append_many(lot, NOW + number) == singly
+        assert contents(at_once) == contents(one_by_one)
+        assert at_once.next_queue_offset == one_by_one.next_queue_offset
+        assert at_once.handed_over == one_by_one.handed_over
+        for log in (one_by_one, at_once):
+            log.files.close(0)
+
+
+def test_lengths_that_add_up_alike_are_not_confused(tmp_path: Path) -> None:
+    log = new_log(tmp_path, mapped_file_size_commit_log=1 << 20)
+    shapes = [(3, 0), (0, 3), (65536, 0), (1, 0), (65539, 0), (1, 3)]
+    lot = [a_message(body=b"b" * body, properties=b"p" * properties) for body, properties in shapes]
+
+    for _ in range(3):
+        assert all(result.status is OK for result in log.append_many(lot, NOW))
+    found = [(len(record.body), len(record.properties)) for record in log.records(validity=Validity())]
+    assert found == shapes * 3
+    log.files.close(0)

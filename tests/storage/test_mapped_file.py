@@ -238,7 +238,7 @@ def test_everything_behind_a_position_is_cleared(
     dirty = sum(byte != 0 for byte in before[position:])
     assert file.zero_from(position) == dirty
     assert bytes(file.view) == before[:position] + bytes(SIZE - position)
-    assert bool(region_of(file).syncs) == bool(dirty)
+    assert region_of(file).syncs == [(position, SIZE - position)]  # a run before us may have ended before its sync
     file.shutdown(0)
 
 
@@ -316,7 +316,7 @@ def test_a_file_going_away_is_not_flushed(file: MappedFile) -> None:
 # Pool
 
 
-def test_a_pool_lends_as_many_buffers_as_it_has(tmp_path: Path) -> None:
+def test_a_pool_lends_as_many_buffers_as_it_has() -> None:
     pool = TransientStorePool(2, SIZE)
 
     first, second = pool.borrow(), pool.borrow()

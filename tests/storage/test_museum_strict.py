@@ -221,19 +221,19 @@ def test_behind_the_tail_of_every_file_lie_zeros(home: Home, pooled: bool) -> No
     home.config = small(transient_store_pool_enable=pooled, transient_store_pool_size=1)
     store = home.open()
     for number in numbers(2 * PER_LOG_FILE + 1):
-        put(store, numbers(1, start=number))
+        put(store, numbers(1, start=number), at=NOW + number * STEP_MS)
         store.commit_log.files.commit_all()
-    store.put(a_message(99, size=999), NOW)
-    store.commit_log.files.commit_all()
+    assert (store.commit_log.files.files[-1].write_buffer is not None) is pooled
+    for number in (98, 99):  # neither fits behind the other: the third file ends early
+        store.put(a_message(number, size=3900), NOW + 100 * STEP_MS)
+        store.commit_log.files.commit_all()
     store.flush_log()
 
-    blank_at = PER_LOG_FILE * RECORD
-    tail_at = RECORD + 999
-
-    assert (store.commit_log.files.files[-1].write_buffer is not None) is pooled
-    for start in (0, LOG_FILE):
+    blank_ats = {0: PER_LOG_FILE * RECORD, LOG_FILE: PER_LOG_FILE * RECORD, 2 * LOG_FILE: RECORD, 3 * LOG_FILE: 3900}
+    assert store.commit_log.files.max_offset == 4 * LOG_FILE + 3900
+    for start, blank_at in blank_ats.items():
         assert home.log_file(start).read_bytes()[blank_at + 8 :] == bytes(LOG_FILE - blank_at - 8)
-    assert home.log_file(2 * LOG_FILE).read_bytes()[tail_at:] == bytes(LOG_FILE - tail_at)
+    assert home.log_file(4 * LOG_FILE).read_bytes()[3900:] == bytes(LOG_FILE - 3900)
 
 
 # What makes a record valid -------------------------------------------------------------------------------------------
@@ -488,6 +488,17 @@ def _store_with_bit_rot(home: Home, bad: int, *, clean: bool) -> None:
     flip(home.log_file(start), place_of(bad) - start + BODY_AT)
 
 
+def test_damage_right_before_the_last_record_of_a_clean_stop_is_no_torn_tail(home: Home) -> None:
+    """Row 9: after a clean stop everything was flushed, the last record too."""
+    store = home.open()
+    put(store, numbers(5))
+    store.close(NOW)
+    flip(home.log_file(), place_of(3) + BODY_AT)
+
+    with pytest.raises(DamagedStoreError):
+        home.open()
+
+
 def test_a_bad_record_behind_which_nothing_was_flushed_is_a_torn_tail_and_is_cut(home: Home) -> None:
     """Row 9, the other half: only what was promised makes a hole a damage."""
     store = home.open()
@@ -740,6 +751,7 @@ def test_a_log_with_times_that_step_back_is_read_from_before_the_step(home: Home
 
     again = home.open()
 
+    assert again.report is not None and again.report.start_offset == LOG_FILE
     assert pull(again) == in_order(numbers(80))
 
 
@@ -958,6 +970,24 @@ def test_an_entry_of_another_record_is_not_kept(home: Home) -> None:
 
     assert pull(again) == in_order(numbers(2))
     assert put(again, range(77, 78))[0].queue_offset == 2
+
+
+def test_a_stale_entry_below_the_recovery_start_is_not_kept(home: Home) -> None:
+    """Row 43: recovery does not read the part of the log that it points to."""
+    store = home.open()
+    put(store, numbers(2))
+    put(store, numbers(3 * PER_LOG_FILE), "U", at=NOW + 2 * STEP_MS)
+    store.flush_log()
+    store.flush_queues()
+    store.abandon(0)
+    for index in (2, 3, 4):
+        overwrite(home.queue_file(), index * UNIT_SIZE, UNIT.pack(place_of(index), RECORD, 0))
+
+    again = home.open()
+
+    assert again.report is not None and again.report.start_offset > place_of(4)
+    assert pull(again) == in_order(numbers(2))
+    assert put(again, range(77, 78), at=NOW + 100 * STEP_MS)[0].queue_offset == 2
 
 
 @pytest.mark.parametrize("missing", [1, 3])
