@@ -46,6 +46,7 @@ HANDED_OVER_MAX = 1 << 16
 _KINDS_MAX = 4096
 _PUT_OK = PutMessageStatus.PUT_OK
 _HOSTS_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_PREPARED_OR_ROLLBACK = SysFlag.TRANSACTION_PREPARED
 _new_tuple = tuple.__new__
 
 
@@ -145,7 +146,7 @@ class CommitLog:
         if now_ms < self.last_store_timestamp:
             now_ms = self.last_store_timestamp  # the clock stepped back: store time never does
         queue = (message.topic, queue_id)
-        counted = not sys_flag & SysFlag.TRANSACTION_PREPARED  # the bit that prepared and rolled back share
+        counted = not sys_flag & _PREPARED_OR_ROLLBACK  # the bit that prepared and rolled back share
         queue_offset = self.next_queue_offset.get(queue, 0) if counted else 0
         position = file.wrote_position
         physical_offset = file.start + position
@@ -207,7 +208,7 @@ class CommitLog:
                     or not len(message.born_host) == 8 == len(message.store_host)
                     or queue_id < 0
                     or message.sys_flag
-                    or not _ends_are_text(properties)
+                    or (properties and not (properties[0] and properties[-1]))
                     or position + packer.size > room
                 ):
                     break
@@ -426,11 +427,6 @@ class CommitLog:
         found = self.scan_file(file, start - file.start, limit, validity=self.trusted, most=most)
         after = file.start + (file.size if found.stop.value == "blank" else found.end)
         return columns(file.view, np.array(found.positions, dtype=np.int64)), after
-
-
-def _ends_are_text(properties: bytes) -> bool:
-    """Zeros at an end look like a lost sector: such properties are judged by `limits`."""
-    return not properties or (properties[0] != 0 and properties[-1] != 0)
 
 
 def _with_crc_reserve(properties: bytes) -> bytes:

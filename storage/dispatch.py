@@ -118,7 +118,7 @@ def _is_indexed(sys_flags: Offsets) -> Flags:
 
 
 def _group(columns: Columns) -> list[QueueRun]:
-    """Rows of each (topic, queue). Topics are compared as text, hashes only sort them."""
+    """Rows of each (topic, queue), by first appearance. Topics are compared as text, hashes only sort them."""
     count = len(columns)
     if not count:
         return []
@@ -132,7 +132,8 @@ def _group(columns: Columns) -> list[QueueRun]:
     edges = np.flatnonzero(np.diff(marks[order])) + 1
     if topic is not None:
         text = topic.decode("utf-8", "replace")
-        return [QueueRun(text, int(marks[rows[0]]), rows) for rows in np.split(order, edges)]
+        runs_of_one = [QueueRun(text, int(marks[rows[0]]), rows) for rows in np.split(order, edges)]
+        return sorted(runs_of_one, key=lambda run: int(run.rows[0]))
     runs: dict[tuple[bytes, int], list[Offsets]] = {}
     for rows in np.split(order, edges):
         topics = same_text(columns.data, columns.topic_starts[rows], columns.topic_lengths[rows])

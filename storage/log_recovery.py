@@ -50,14 +50,14 @@ def choose_start(
         index = max(0, len(files) - CLEAN_START_FILES)
         return Start(index, "third file from the end" if index else "first file")
     limit = checkpoint.min_timestamp_index if with_index else checkpoint.min_timestamp
-    chosen = -1
+    chosen, former = -1, 1
     for index, file in enumerate(files):
-        # Oldest first, and no further than the first file that is too new: after a clock that stepped back a newer
-        # file can carry older times (museum row 49), and what lies between must not be skipped.
+        # Oldest first, and no further than the first file that is too new, or older than the one before: after a clock
+        # that stepped back newer files carry older times (museum row 49), and what lies between must not be skipped.
         timestamp = log.first_store_timestamp(file)
-        if not 0 < timestamp <= limit:
+        if not former <= timestamp <= limit:
             break
-        chosen = index
+        chosen, former = index, timestamp
     if chosen <= 0:
         return Start(0, "first file: the checkpoint vouches for nothing behind it")
     return Start(chosen, f"first record is not newer than the checkpoint's time {limit}")
@@ -110,7 +110,9 @@ def _find_end(
             if found.stop is not Stop.BAD:
                 break
             _refuse_unmet_setting(log, file, found)
-            behind = _flushed_record_behind(log, index, found, last_good, checkpoint)
+            # Of the checkpoint's own millisecond: after a crash it may have come after the flush that it speaks of.
+            flushed = checkpoint.physic_msg_timestamp - report.unclean
+            behind = _flushed_record_behind(log, index, found, last_good, flushed)
             if behind is None:
                 report.files_read = index - start_index + 1
                 report.end_reason = found.reason
@@ -134,10 +136,9 @@ def _find_end(
     raise AssertionError("the last file returns")
 
 
-def _flushed_record_behind(
-    log: CommitLog, index: int, bad: Scan, last_good: int, checkpoint: CheckpointValues
-) -> int | None:
-    """Offset of a valid record behind the bad one that was flushed before the stop; None if the tail is just torn."""
+def _flushed_record_behind(log: CommitLog, index: int, bad: Scan, last_good: int, flushed: int) -> int | None:
+    """Offset of a valid record behind the bad one whose store time is not later than `flushed`, up to which everything
+    was durable before the stop; None if the tail is just torn."""
     if Quirk.ONE_BAD_RECORD_DROPS_THE_REST in log.config.quirks:
         return None
     position = bad.end + FIXED_SIZE_V1 + 1  # what is damaged was at least one record
@@ -146,9 +147,8 @@ def _flushed_record_behind(
         found = find_next_record(file.view, position, file.size, file.start, ranges, validity=log.validity)
         if found is not None:
             timestamp = _store_timestamp(file, found)
-            # Older than the last good record: left over from before an earlier truncation, not part of this log. Of the
-            # checkpoint's own millisecond: it may have come after the flush that the checkpoint speaks of.
-            if last_good <= timestamp < checkpoint.physic_msg_timestamp:
+            # Older than the last good record: left over from before an earlier truncation, not part of this log.
+            if last_good <= timestamp <= flushed:
                 return file.start + found
             return None
         position = 0
