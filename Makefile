@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c .ci/constraints.txt
 ROOMS := storage actors scenarios pipeline lab
-TYPED := $(foreach room,$(ROOMS),-p brokerlab.$(room)) -p brokerlab.benchmarks
+TYPED := $(foreach room,$(ROOMS),-p brokerlab.$(room)) -p benchmarks
 
 .PHONY: test lint types architecture check demo bench soak clean
 .DELETE_ON_ERROR:
@@ -26,7 +26,7 @@ lint: $(VENV)/dev.stamp
 
 types: $(VENV)/dev.stamp
 	$(BIN)/mypy $(TYPED)
-	$(BIN)/mypy tests
+	$(BIN)/mypy -p tests
 
 architecture: $(VENV)/dev.stamp
 	$(BIN)/lint-imports

@@ -27,7 +27,7 @@ from benchmarks.protocol import (
     Durability,
     LogFixture,
 )
-from brokerlab.storage import checksum, log_scan
+from brokerlab.storage import checksum
 from brokerlab.storage.config import StoreConfig
 from brokerlab.storage.dispatch import dispatch_of
 from brokerlab.storage.index_service import IndexService
@@ -157,11 +157,11 @@ def scan_entrants(log: LogFixture) -> list[CpuEntrant]:
                 zlib.crc32(view)  # every page mapped, for everyone
 
             def work() -> int:
-                kept, log_scan.crc32 = log_scan.crc32, crc32
+                kept, checksum.crc32 = checksum.crc32, crc32
                 try:
                     return sum(_scan(view, number * log.segment_bytes) for number, view in enumerate(views))
                 finally:
-                    log_scan.crc32 = kept
+                    checksum.crc32 = kept
 
             return work
 

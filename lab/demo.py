@@ -1,8 +1,8 @@
 """`make demo`: what the store can do today, on real files, in a few seconds.
 
 1. A writer process appends and flushes; it is killed with SIGKILL in the middle. What it had acknowledged is there.
-2. One weakness of the original, seen happening: two crashes under `rocketmq-4.9`, and messages that were gone come back.
-   Under `strict` they stay gone.
+2. One weakness of the original, seen happening: two crashes under `rocketmq-4.9`, and messages that were gone come
+   back. Under `strict` they stay gone.
 3. A message is damaged on disk; `brokerlab verify` names the file, the offset and the reason.
 """
 

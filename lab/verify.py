@@ -15,7 +15,6 @@ from brokerlab.lab.terminal import (
     plural,
     printable,
     progress_bar,
-    show_size,
     show_time,
 )
 from brokerlab.storage.disk import Disk

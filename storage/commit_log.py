@@ -411,7 +411,7 @@ class CommitLog:
                     yield extract(file.view, place, check(file.view, place, file.read_position, check_crc=False))
             finally:
                 file.release()
-            if found.stop.value not in ("blank", "limit"):
+            if found.stop.value not in ("blank", "limit") or file.read_position < file.size:
                 return
 
     def columns_between(self, start: int, end: int, *, most: int = 1 << 20) -> tuple[Columns, int] | None:

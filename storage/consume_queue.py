@@ -95,6 +95,7 @@ class ConsumeQueue:
         next_index, count = self.max_index, len(indexes)
         if (
             self.files.files
+            and count
             and indexes[0] == next_index
             and indexes[-1] - indexes[0] == count - 1
             and offsets[0] >= self.max_physical_offset

@@ -15,7 +15,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from brokerlab.storage.checksum import CRC_MASK, crc32
+from brokerlab.storage import checksum
+from brokerlab.storage.checksum import CRC_MASK
 from brokerlab.storage.disk import Offsets
 from brokerlab.storage.errors import CorruptRecordError
 from brokerlab.storage.message import SysFlag, topic_problem
@@ -179,7 +180,7 @@ def plainly_good(
     if check_crc and count:
         starts = body_at[:count].tolist()
         stops = (body_at[:count] + body_length[:count]).tolist()
-        computed = np.fromiter(map(crc32, map(view.__getitem__, map(slice, starts, stops))), np.int64, count)
+        computed = np.fromiter(map(checksum.crc32, map(view.__getitem__, map(slice, starts, stops))), np.int64, count)
         same = (computed & CRC_MASK) == numbers.at(begins[:count] + 8, ">i4")
         count = _count_leading(same | (body_length[:count] == 0))
     return count

@@ -13,7 +13,7 @@ import struct
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -308,8 +308,23 @@ def opened(disk: Disk, path: str) -> Iterator[Region]:
     region = disk.open(path)
     try:
         yield region
-    finally:
-        region.close()
+    except BaseException:
+        with suppress(BufferError):  # the error's own frames hold views: the map goes when they do
+            region.close()
+        raise
+    region.close()
+
+
+@contextmanager
+def _viewed(region: Region) -> Iterator[memoryview]:
+    view = memoryview(region.buf)
+    try:
+        yield view
+    except BaseException:
+        with suppress(BufferError):
+            view.release()
+        raise
+    view.release()
 
 
 class FileCache:
@@ -421,7 +436,7 @@ def walk_segment(
     """
     walk = Walk(end=position)
     ranges = region.data_ranges()
-    with memoryview(region.buf) as view:
+    with _viewed(region) as view:
         while most is None or walk.records < most:
             batch = BATCH_RECORDS if most is None else min(BATCH_RECORDS, most - walk.records)
             found = scan(view, position, region.size, start, validity=validity, most=batch)

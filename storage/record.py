@@ -201,6 +201,9 @@ def check(
         raise CorruptRecordError(f"topic {problem}")
     if _lost_sector(view, found.properties_at, position + found.total_size):
         raise CorruptRecordError("a whole sector of the properties is zeros")
+    if found.properties_length and not view[position + found.total_size - 1]:
+        # The last byte of text is never 0 (a put that ends so is refused): the copy of this record was broken off.
+        raise CorruptRecordError("properties end with a zero byte", torn=True)
     if require_record_crc:
         _check_record_crc(view, position, found)
     elif check_crc:

@@ -129,8 +129,12 @@ def _reason_to_distrust(parts: Parts, *, unclean: bool) -> str:
 
 
 def seal_of(queues: QueueTable, index: IndexService | None) -> int:
-    """One number for where every queue and the index ends; kept at a clean stop, compared at the next start."""
-    lines = [f"{queue.topic}\0{queue.queue_id}\0{queue_end(queue)}\n" for queue in queues if queue.files.files]
+    """One number for where every queue begins and ends, and each index file; kept at a clean stop, compared at the next start."""
+    lines = [
+        f"{queue.topic}\0{queue.queue_id}\0{queue.files.files[0].start}\0{queue_end(queue)}\n"
+        for queue in queues
+        if queue.files.files
+    ]
     if index is not None:
         lines += [f"{file.name}\0{file.index_count}\0{file.end_physical_offset}\n" for file in index.files]
     return zlib.crc32("".join(lines).encode())

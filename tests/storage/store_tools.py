@@ -8,7 +8,8 @@ keeps a model of what is durable:
 - content: each 4096-byte page as it was at its last completed sync, zeros before the first;
 - names: as they were at the last `sync_directory` of their directory; directories themselves are durable at once
   (`make_directories` syncs them);
-- a failing `wrote` or `write` has done the first half of its work, anything else that fails has done nothing.
+- a failing `wrote` or `write` has done the first half of its work (or none of it, if the test says so), anything else
+  that fails has done nothing.
 What the model leaves out: write-back by the kernel (a page that was not synced never survives) and torn pages.
 """
 
@@ -238,6 +239,17 @@ class Fault(Enum):
         return CrashError(f"{action} {path}")
 
 
+class Strike(NamedTuple):
+    """A fault that an operation met."""
+
+    error: BaseException
+    half: bool
+
+    def done(self, whole: int) -> int:
+        """How much of the work is done all the same."""
+        return whole // 2 if self.half else 0
+
+
 class Operation(NamedTuple):
     """One changing call: what, where, and which bytes (0, 0 where that makes no sense)."""
 
@@ -263,6 +275,7 @@ class _Plan:
     action: str
     path: str
     lasting: bool
+    half: bool
     met: int = 0
 
     def strikes(self, operation: Operation) -> bool:
@@ -286,12 +299,14 @@ class FaultDisk:
 
     # Faults
 
-    def fail(self, nth: int, fault: Fault, *, action: str = "", path: str = "", lasting: bool = False) -> None:
+    def fail(
+        self, nth: int, fault: Fault, *, action: str = "", path: str = "", lasting: bool = False, half: bool = True
+    ) -> None:
         """The nth operation from now on (of this action, with this text in its path) fails; `lasting`: all later too.
 
-        After a CRASH every change is refused until `restart`.
+        `half`: a write has done the first half of its work. After a CRASH every change is refused until `restart`.
         """
-        self._plans.append(_Plan(nth, fault, action, path, lasting))
+        self._plans.append(_Plan(nth, fault, action, path, lasting, half))
 
     def heal(self) -> None:
         """No fault is waiting any more."""
@@ -302,7 +317,7 @@ class FaultDisk:
         self.heal()
         self._crashed = False
 
-    def _step(self, operation: Operation) -> BaseException | None:
+    def _step(self, operation: Operation) -> Strike | None:
         if self._crashed:
             raise CrashError(f"{operation.action} {operation.path} after the crash")
         self.operations.append(operation)
@@ -310,12 +325,12 @@ class FaultDisk:
         if not struck:
             return None
         self._crashed = struck[0].fault is Fault.CRASH
-        return struck[0].fault.error(operation.action, operation.path)
+        return Strike(struck[0].fault.error(operation.action, operation.path), struck[0].half)
 
     def _step_or_raise(self, action: str, path: str) -> None:
-        error = self._step(Operation(action, path))
-        if error is not None:
-            raise error
+        strike = self._step(Operation(action, path))
+        if strike is not None:
+            raise strike.error
 
     # What was done
 
@@ -460,41 +475,45 @@ class FaultRegion:
     def _declare(self, start: int, end: int) -> None:
         self._file.seen[start:end] = self.buf[start:end]
 
-    def _step(self, action: str, start: int, end: int) -> BaseException | None:
+    def _step(self, action: str, start: int, end: int) -> Strike | None:
         return self._disk._step(Operation(action, self.path, start, end))
 
+    def _restore(self, start: int, end: int) -> None:
+        """These bytes were never stored."""
+        self.buf[start:end] = bytes(self._file.seen[start:end])
+
     def wrote(self, position: int, length: int) -> None:
-        error = self._step("wrote", position, position + length)
-        end = position + (length if error is None else length // 2)
-        self._declare(position, end)
-        if error is not None:  # the second half was never stored
-            self.buf[end : position + length] = bytes(self._file.seen[end : position + length])
-            raise error
+        strike = self._step("wrote", position, position + length)
+        done = strike.done(length) if strike else length
+        self._declare(position, position + done)
+        if strike is not None:
+            self._restore(position + done, position + length)
+            raise strike.error
 
     def wrote_scattered(self, positions: Offsets, length: int) -> None:
         places = positions.tolist()
-        error = self._step("wrote_scattered", min(places, default=0), max(places, default=0) + length)
-        done = len(places) if error is None else len(places) // 2
+        strike = self._step("wrote_scattered", min(places, default=0), max(places, default=0) + length)
+        done = strike.done(len(places)) if strike else len(places)
         for position in places[:done]:
             self._declare(position, position + length)
         for position in places[done:]:
-            self.buf[position : position + length] = bytes(self._file.seen[position : position + length])
-        if error is not None:
-            raise error
+            self._restore(position, position + length)
+        if strike is not None:
+            raise strike.error
 
     def write(self, position: int, data: bytes) -> None:
-        error = self._step("write", position, position + len(data))
-        done = data if error is None else data[: len(data) // 2]
+        strike = self._step("write", position, position + len(data))
+        done = data[: strike.done(len(data))] if strike else data
         self._inner.write(position, done)
         self._declare(position, position + len(done))
-        if error is not None:
-            raise error
+        if strike is not None:
+            raise strike.error
 
     def sync(self, position: int, length: int) -> None:
-        error = self._step("sync", position, position + length)
-        if error is not None:
+        strike = self._step("sync", position, position + length)
+        if strike is not None:
             del self._disk.operations[-1]  # what failed has synced nothing
-            raise error
+            raise strike.error
         self._inner.sync(position, length)
         start = position - position % PAGE_SIZE
         end = min(-(-(position + length) // PAGE_SIZE) * PAGE_SIZE, self.size) if length > 0 else start

@@ -7,7 +7,7 @@ import sys
 import zlib
 
 import crcmod
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brokerlab.storage import checksum
@@ -25,11 +25,13 @@ def output_of(program: str) -> str:
     return done.stdout.strip()
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=3000))
 def test_crc32_agrees_with_an_independent_implementation(data: bytes) -> None:
     assert checksum.crc32(data) == reference_crc32(data) == zlib.crc32(data)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_the_body_crc_keeps_31_bits(body: bytes) -> None:
     assert checksum.body_crc(body) == reference_crc32(body) & 0x7FFFFFFF
@@ -42,6 +44,7 @@ def test_the_check_values_of_the_standards() -> None:
     assert checksum.body_crc(b"") == 0
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_view_of_the_bytes_has_their_crc(data: bytes) -> None:
     padded = b"x" + data + b"y"

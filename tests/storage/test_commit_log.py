@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brokerlab.storage import commit_log as commit_log_module
@@ -200,6 +200,7 @@ _wild = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(_wild, messages()), max_size=12))
 def test_whatever_is_acknowledged_can_be_read_and_whatever_is_refused_leaves_nothing(wanted: list[Message]) -> None:
     """No poison: a put that is answered with PUT_OK passes the check of the next start."""
@@ -294,10 +295,11 @@ def test_a_full_hand_over_list_sends_the_dispatcher_to_the_log(log: CommitLog, m
     monkeypatch.setattr(commit_log_module, "HANDED_OVER_MAX", 3)
     for _ in range(3):
         log.append(a_message(), NOW)
-    assert log.handed_over_complete
+    complete = [log.handed_over_complete]
 
     log.append_batch(a_message(), [BatchItem(b"x")] * 2, NOW)
-    assert not log.handed_over_complete
+    complete.append(log.handed_over_complete)
+    assert complete == [True, False]
     assert len(log.handed_over) == 3
 
 
@@ -446,6 +448,7 @@ _lengths = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(st.lists(_lengths, max_size=12), st.lists(st.one_of(_lengths, _wild, messages()), max_size=12)),

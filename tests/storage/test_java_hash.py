@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brokerlab.storage.java_hash import ascii_hashes, index_hash, index_hashes, string_hash, tag_hash
@@ -36,6 +36,7 @@ def test_known_hashes(text: str, expected: int) -> None:
     assert string_hash(text) == tag_hash(text) == expected
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(), max_size=40))
 def test_any_text_is_hashed_by_its_utf_16_units(text: str) -> None:
     assert string_hash(text) == slow_hash(text)
@@ -60,6 +61,7 @@ def test_the_hash_that_java_cannot_negate_is_kept_as_zero() -> None:
     assert index_hash("T", "0jdpgE3") == 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(st.characters(max_codepoint=127), max_size=30), st.text(max_size=10)), max_size=30))
 def test_a_column_of_runs_has_the_hashes_of_the_single_strings(pairs: list[tuple[str, str]]) -> None:
     texts = [text for text, _ in pairs]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from brokerlab.storage.config import StoreConfig
@@ -66,7 +66,8 @@ def with_blank(data: bytes, blank: int | None) -> bytes:
 
 def plain_scan(data: bytes, position: int, limit: int, file_start: int, validity: Validity, most: int) -> Scan:
     """The rule, one record at a time, by `check` alone."""
-    view, positions = memoryview(data), []
+    view = memoryview(data)
+    positions: list[int] = []
     while len(positions) < most:
         if position >= limit:
             return Scan(positions, position, Stop.LIMIT)
@@ -96,6 +97,7 @@ def assert_scans_agree(data: bytes, limit: int, validity: Validity, most: int | 
     assert bool(got.reason) == (got.stop is Stop.BAD)
 
 
+@settings(deadline=None)
 @given(any_messages, damages, validities, st.one_of(st.none(), st.integers(8, 200)), st.integers(0, 300))
 def test_a_scan_accepts_what_check_accepts(
     wanted: list[Message], damage: list[Damage], validity: Validity, blank: int | None, cut: int
@@ -106,6 +108,7 @@ def test_a_scan_accepts_what_check_accepts(
     assert_scans_agree(data, max(len(data) - cut, 0), validity)
 
 
+@settings(deadline=None)
 @given(runs_of_messages, damages, validities, st.one_of(st.none(), st.integers(0, 60)))
 def test_a_scan_of_equal_records_accepts_what_check_accepts(
     wanted: list[Message], damage: list[Damage], validity: Validity, most: int | None
@@ -115,6 +118,7 @@ def test_a_scan_of_equal_records_accepts_what_check_accepts(
     assert_scans_agree(data, len(data), validity, most)
 
 
+@settings(deadline=None)
 @given(any_messages, damages)
 def test_a_scan_for_the_record_crc_accepts_what_check_accepts(wanted: list[Message], damage: list[Damage]) -> None:
     whole = log_of(wanted, config=WITH_RECORD_CRC)[0]
@@ -125,6 +129,7 @@ def test_a_scan_for_the_record_crc_accepts_what_check_accepts(wanted: list[Messa
     assert_scans_agree(data, len(data), validity)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400), validities)
 @example(bytes(400), Validity())
 @example(b"\0\0\0\x5b" * 100, Validity())
@@ -133,6 +138,7 @@ def test_any_bytes_can_be_scanned(data: bytes, validity: Validity) -> None:
     assert_scans_agree(data, len(data), validity)
 
 
+@settings(deadline=None)
 @given(any_messages, st.binary(max_size=300))
 def test_nothing_behind_the_limit_is_looked_at(wanted: list[Message], behind: bytes) -> None:
     data = log_of(wanted)[0]
@@ -196,6 +202,7 @@ def test_a_blank_that_lies_about_its_length_is_bad() -> None:
 # Columns
 
 
+@settings(deadline=None)
 @given(any_messages)
 def test_columns_hold_what_decoding_gives(wanted: list[Message]) -> None:
     data, starts = log_of(wanted)
@@ -232,6 +239,7 @@ def test_no_records_are_no_rows() -> None:
 # The next record behind damage
 
 
+@settings(deadline=None)
 @given(st.lists(messages(topic=topics), min_size=1, max_size=6), st.data())
 def test_the_next_record_behind_damage_is_found(wanted: list[Message], data: st.DataObject) -> None:
     log, starts = log_of(wanted)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brokerlab.storage.errors import DamagedStoreError, DiskIOError
@@ -120,6 +120,7 @@ def test_a_files_name_is_durable_before_the_next_one_is_made(row: MappedFileQueu
 # Find
 
 
+@settings(deadline=None)
 @given(
     present=st.sets(st.integers(0, 7), min_size=1),
     offset=st.one_of(st.integers(-SIZE, 9 * SIZE), st.integers(-1, 8).map(lambda n: n * SIZE)),

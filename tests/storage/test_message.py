@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brokerlab.storage.errors import CorruptRecordError
@@ -35,6 +35,7 @@ from tests.storage.strategies import INT, LONG, batch_items, hosts, messy_proper
 # Properties
 
 
+@settings(deadline=None)
 @given(property_maps, st.booleans())
 def test_properties_come_back_in_both_trailing_styles(pairs: dict[str, str], trailing: bool) -> None:
     wire = encode_properties(pairs, trailing=trailing)
@@ -73,6 +74,7 @@ def test_what_cannot_be_escaped_is_refused(pair: tuple[str, str]) -> None:
         encode_properties(dict([pair]))
 
 
+@settings(deadline=None)
 @given(st.one_of(st.binary(max_size=100), messy_properties))
 def test_any_bytes_decode_to_some_properties(wire: bytes) -> None:
     found = decode_properties(wire)
@@ -80,6 +82,7 @@ def test_any_bytes_decode_to_some_properties(wire: bytes) -> None:
     assert all(name and value for name, value in found.items())
 
 
+@settings(deadline=None)
 @given(messy_properties, st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "a", "é"]))
 def test_one_value_is_found_as_if_all_were_decoded(wire: bytes, name: str) -> None:
     value = property_value(wire, name.encode())
@@ -87,6 +90,7 @@ def test_one_value_is_found_as_if_all_were_decoded(wire: bytes, name: str) -> No
     assert (None if value is None else value.decode("utf-8", "replace")) == decode_properties(wire).get(name)
 
 
+@settings(deadline=None)
 @given(messy_properties, st.dictionaries(st.sampled_from(["TAGS", "KEYS", "x"]), st.just("env"), min_size=1))
 def test_the_envelope_of_a_batch_wins(own: bytes, envelope: dict[str, str]) -> None:
     joined = decode_properties(join_properties(own, encode_properties(envelope)))
@@ -137,6 +141,7 @@ def test_a_usable_topic_has_no_problem() -> None:
 # Hosts and message ids
 
 
+@settings(deadline=None)
 @given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)), st.integers(0, 2**31 - 1))
 def test_a_host_comes_back(address: object, port: int) -> None:
     packed = pack_host(str(address), port)
@@ -145,6 +150,7 @@ def test_a_host_comes_back(address: object, port: int) -> None:
     assert len(packed) in (8, 20)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=30))
 def test_any_bytes_are_a_host_or_are_refused(data: bytes) -> None:
     if len(data) in (8, 20):
@@ -170,6 +176,7 @@ def test_the_message_id_of_the_test_vector() -> None:
     assert decode_message_id("c0a8011400002a9f0000000000000000") == (host, 0)
 
 
+@settings(deadline=None)
 @given(hosts, LONG)
 def test_a_message_id_comes_back(host: bytes, offset: int) -> None:
     text = encode_message_id(host, offset)
@@ -179,6 +186,7 @@ def test_a_message_id_comes_back(host: bytes, offset: int) -> None:
     assert text == text.upper()
 
 
+@settings(deadline=None)
 @given(hosts, LONG, st.data())
 def test_no_prefix_of_a_message_id_is_taken_for_another(host: bytes, offset: int, data: st.DataObject) -> None:
     text = encode_message_id(host, offset)
@@ -188,6 +196,7 @@ def test_no_prefix_of_a_message_id_is_taken_for_another(host: bytes, offset: int
         decode_message_id(text[:length])
 
 
+@settings(deadline=None)
 @given(st.one_of(st.text(max_size=60), st.text("0123456789abcdefG٣é ", min_size=32, max_size=32)))
 def test_any_text_is_a_message_id_or_is_refused(text: str) -> None:
     try:
@@ -201,6 +210,7 @@ def test_any_text_is_a_message_id_or_is_refused(text: str) -> None:
 # Batches
 
 
+@settings(deadline=None)
 @given(st.lists(batch_items, max_size=6))
 def test_a_batch_comes_back(items: list[BatchItem]) -> None:
     assert decode_batch(encode_batch(items)) == items
@@ -212,6 +222,7 @@ def test_the_batch_layout_is_that_of_the_original() -> None:
     assert wire == bytes.fromhex("0000001C 00000000 00000000 00000007 00000002 6869 0004 61013102")
 
 
+@settings(deadline=None)
 @given(st.lists(batch_items, min_size=1, max_size=4))
 def test_a_prefix_of_a_batch_is_torn_unless_it_ends_with_an_item(items: list[BatchItem]) -> None:
     wire = encode_batch(items)
@@ -226,6 +237,7 @@ def test_a_prefix_of_a_batch_is_torn_unless_it_ends_with_an_item(items: list[Bat
             assert caught.value.torn
 
 
+@settings(deadline=None)
 @given(st.lists(batch_items, min_size=1, max_size=3), st.data())
 def test_a_batch_item_with_another_total_or_properties_length_is_refused(
     items: list[BatchItem], data: st.DataObject
@@ -240,6 +252,7 @@ def test_a_batch_item_with_another_total_or_properties_length_is_refused(
         decode_batch(bytes(wire))
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=30), INT.map(lambda n: struct.pack(">i", n))), max_size=12))
 def test_any_bytes_are_a_batch_or_are_refused(parts: list[bytes]) -> None:
     wire = b"".join(parts)

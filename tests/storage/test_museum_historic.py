@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_tools import (
+
+from brokerlab.storage.config import StoreConfig
+from brokerlab.storage.consume_queue import PRE_BLANK
+from brokerlab.storage.errors import DamagedStoreError, DiskFullError
+from brokerlab.storage.message_store import MessageStore
+from brokerlab.storage.quirks import PRESETS, Dialect, Quirk
+from brokerlab.storage.recovery_report import RecoveryReport
+from tests.storage.store_tools import (
     LOG_FILE,
     NOW,
     PER_LOG_FILE,
@@ -37,13 +44,6 @@ from store_tools import (
     small,
     small_preset,
 )
-
-from brokerlab.storage.config import StoreConfig
-from brokerlab.storage.consume_queue import PRE_BLANK
-from brokerlab.storage.errors import DamagedStoreError, DiskFullError
-from brokerlab.storage.message_store import MessageStore
-from brokerlab.storage.quirks import PRESETS, Dialect, Quirk
-from brokerlab.storage.recovery_report import RecoveryReport
 
 STRICT = small()
 V4_9 = small_preset("rocketmq-4.9")

@@ -14,7 +14,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_tools import (
+
+from brokerlab.storage.checksum import CRC_MASK, crc32
+from brokerlab.storage.config import StoreConfig
+from brokerlab.storage.consume_queue import PRE_BLANK, UNIT, UNIT_SIZE, ConsumeQueue
+from brokerlab.storage.errors import (
+    ConfigError,
+    DamagedStoreError,
+    DiskFullError,
+    DiskIOError,
+    QueueGapError,
+    StoreLockedError,
+)
+from brokerlab.storage.message import DELAY, SCHEDULE_TOPIC, BatchItem, Message, encode_properties
+from brokerlab.storage.real_disk import RealDisk
+from brokerlab.storage.record import BLANK_SIZE_MIN, CRC_PROPERTY_SIZE
+from brokerlab.storage.results import GetMessageStatus, PutMessageStatus
+from tests.storage.store_tools import (
     LOG_FILE,
     NOW,
     PER_LOG_FILE,
@@ -42,22 +58,6 @@ from store_tools import (
     small,
     snapshot,
 )
-
-from brokerlab.storage.checksum import CRC_MASK, crc32
-from brokerlab.storage.config import StoreConfig
-from brokerlab.storage.consume_queue import PRE_BLANK, UNIT, UNIT_SIZE, ConsumeQueue
-from brokerlab.storage.errors import (
-    ConfigError,
-    DamagedStoreError,
-    DiskFullError,
-    DiskIOError,
-    QueueGapError,
-    StoreLockedError,
-)
-from brokerlab.storage.message import DELAY, SCHEDULE_TOPIC, BatchItem, Message, encode_properties
-from brokerlab.storage.real_disk import RealDisk
-from brokerlab.storage.record import BLANK_SIZE_MIN, CRC_PROPERTY_SIZE
-from brokerlab.storage.results import GetMessageStatus, PutMessageStatus
 
 THREE_FILES = range(3 * PER_LOG_FILE)
 BODY_AT = 88
@@ -141,10 +141,11 @@ def test_half_a_record_that_could_not_be_cleared_is_cleared_before_the_next_appe
     home, disk = faulty
     store = home.open()
     put(store, numbers(2))
-    disk.fail(1, Fault.FULL, action="wrote", path="commitlog", lasting=True)
+    disk.fail(1, Fault.FULL, action="wrote", path="commitlog")
+    disk.fail(2, Fault.FULL, action="wrote", path="commitlog", half=False)
     with pytest.raises(DiskFullError):
         store.put(a_message(99, size=1000), NOW)
-    disk.heal()
+    assert any(home.log_file().read_bytes()[place_of(2) :])
     put(store, numbers(1, start=2))
 
     content = home.log_file().read_bytes()
@@ -418,18 +419,19 @@ def test_records_behind_a_truncated_tail_do_not_come_back_after_the_next_crash(h
 
 
 def test_the_cleared_tail_is_durable_before_the_store_opens(faulty: tuple[Home, FaultDisk], tmp_path: Path) -> None:
-    """Row 4: cleared in the page cache only, the old records would come back with a power cut."""
+    """Row 4: cleared in the page cache only, old records in later pages would come back with a power cut."""
     home, disk = faulty
+    home.config = small(mapped_file_size_commit_log=4 * LOG_FILE)
     store = home.open()
-    put(store, numbers(4), dispatch=False)
+    put(store, numbers(40), dispatch=False)
     store.flush_log()
     store.abandon(0)
-    flip(home.log_file(), place_of(1) + BODY_AT)
+    flip(home.log_file(), RECORD + BODY_AT)
 
     home.open()
     image = disk.power_cut(home.root, tmp_path / "image")
 
-    assert home.at(image).log_file().read_bytes()[RECORD:] == bytes(LOG_FILE - RECORD)
+    assert home.at(image).log_file().read_bytes()[RECORD:] == bytes(4 * LOG_FILE - RECORD)
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -14,11 +14,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from store_model import (
+
+from brokerlab.storage.config import StoreConfig
+from brokerlab.storage.message_store import MessageStore
+from tests.storage.store_model import (
     NOW,
     PowerDisk,
     Sent,
-    Survival,
     a_message,
     open_store,
     put,
@@ -26,9 +28,6 @@ from store_model import (
     survivors,
     tiny_config,
 )
-
-from brokerlab.storage.config import StoreConfig
-from brokerlab.storage.message_store import MessageStore
 
 SOAK = bool(os.environ.get("BROKERLAB_SOAK"))
 WORDS = ("red", "green", "blue")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from brokerlab.storage.commit_log import CommitLog
@@ -106,11 +106,10 @@ def test_the_test_vector_is_read_field_by_field() -> None:
 
 def test_what_follows_from_the_test_vector() -> None:
     record = decode_record(VECTOR)
-    column = lambda value: np.array([value])  # noqa: E731
 
     assert record.message_id == "C0A8011400002A9F0000000000000000"
     assert record.properties_dict() == {"TAGS": "TagA", "KEYS": "k1"}
-    unit = encode_units(column(0), column(record.total_size), column(tag_hash("TagA")))
+    unit = encode_units(*(np.array([value]) for value in (0, record.total_size, tag_hash("TagA"))))
     assert unit == bytes.fromhex("0000000000000000 0000007B 000000000027A807")
     assert index_hash("TopicTest", "k1") == 2746024
 
@@ -150,6 +149,7 @@ def test_a_segment_of_the_original_is_written_again_byte_for_byte(tmp_path: Path
 # Decode after encode
 
 
+@settings(deadline=None)
 @given(any_message)
 def test_a_record_comes_back(message: Message) -> None:
     record = decode_record(encoded(message, queue_offset=5))
@@ -179,6 +179,7 @@ def test_a_record_comes_back(message: Message) -> None:
     )
 
 
+@settings(deadline=None)
 @given(any_message)
 def test_the_fixed_part_has_the_size_of_its_version_and_hosts(message: Message) -> None:
     record = encoded(message)
@@ -194,6 +195,7 @@ def test_the_fixed_part_has_the_size_of_its_version_and_hosts(message: Message) 
 # Damage
 
 
+@settings(deadline=None)
 @given(any_message)
 def test_every_prefix_of_a_record_is_torn(message: Message) -> None:
     record = encoded(message)
@@ -204,6 +206,7 @@ def test_every_prefix_of_a_record_is_torn(message: Message) -> None:
         assert caught.value.torn
 
 
+@settings(deadline=None)
 @given(any_message, st.data())
 def test_a_flipped_byte_of_what_is_protected_is_rejected(message: Message, data: st.DataObject) -> None:
     """Protected: total size, magic, physical offset and the three lengths, by the structure; CRC and body, by the CRC.
@@ -222,6 +225,7 @@ def test_a_flipped_byte_of_what_is_protected_is_rejected(message: Message, data:
     assert rejected(flipped(record, place, bits))
 
 
+@settings(deadline=None)
 @given(any_message, st.integers(0, 3), st.integers(1, 255))
 def test_another_body_length_is_rejected(message: Message, byte: int, bits: int) -> None:
     """Unless it is 0: an empty body has no CRC, in the original neither, and then only the structure speaks."""
@@ -237,6 +241,7 @@ def test_bit_rot_outside_the_body_is_not_noticed_without_the_record_crc(place: i
     assert not rejected(flipped(encoded(VECTOR_MESSAGE), place, 1))
 
 
+@settings(deadline=None)
 @given(any_message, st.data())
 def test_with_the_record_crc_any_flipped_byte_is_rejected(message: Message, data: st.DataObject) -> None:
     record = encoded(message, config=WITH_RECORD_CRC)
@@ -321,6 +326,7 @@ _noise = st.one_of(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(_noise)
 @example(b"")
 @example(VECTOR)
@@ -333,6 +339,7 @@ def test_any_bytes_are_a_record_or_are_refused(data: bytes) -> None:
         assert record.total_size <= len(data)
 
 
+@settings(deadline=None)
 @given(any_message, st.binary(min_size=1, max_size=200), st.integers(0, 60))
 def test_nothing_behind_the_limit_is_read(message: Message, behind: bytes, cut: int) -> None:
     record = encoded(message)
@@ -362,6 +369,7 @@ def test_a_huge_length_allocates_nothing(magic: int, place: int) -> None:
         tracemalloc.stop()
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=20), st.integers(0, 20))
 def test_a_blank_is_told_by_its_magic_alone(data: bytes, position: int) -> None:
     marked = data[:position].ljust(position, b"x") + struct.pack(">ii", 17, BLANK_MAGIC)

@@ -251,7 +251,11 @@ def test_two_records_with_one_queue_number_are_told(store: Path) -> None:
 
     duplicate = only(verify(store), "duplicate")
 
-    assert (duplicate.severity, duplicate.file, duplicate.offset) == ("error", str(store / "commitlog" / FIRST), position)
+    assert (duplicate.severity, duplicate.file, duplicate.offset) == (
+        "error",
+        str(store / "commitlog" / FIRST),
+        position,
+    )
 
 
 def test_random_bytes_in_place_of_a_log_are_no_log(tmp_path: Path) -> None:
