@@ -44,7 +44,7 @@ def _message(number: int, *, topic: str = "orders", body: bytes | None = None) -
 
 def write_until_killed(root: str) -> None:
     """The child: put, flush, dispatch, and say the number of every message whose flush has returned."""
-    store = MessageStore(RealDisk(), root, StoreConfig(**_SMALL))
+    store = MessageStore(RealDisk(), root, StoreConfig.for_preset("strict", **_SMALL))
     store.open(_now_ms())
     number = 0
     while True:
@@ -71,7 +71,7 @@ def kill_a_writer(console: Console, root: Path) -> bool:
         acknowledged = int(line) if line.endswith("\n") else acknowledged
     writer.wait()
 
-    store = MessageStore(RealDisk(), str(root), StoreConfig(**_SMALL))
+    store = MessageStore(RealDisk(), str(root), StoreConfig.for_preset("strict", **_SMALL))
     report = store.open(_now_ms())
     there = {int(record.body) for record in store.commit_log.records()}
     missing = set(range(acknowledged)) - there
@@ -114,7 +114,7 @@ def ghosts_after_two_crashes(root: Path, preset: str) -> list[int]:
 def damage_and_verify(console: Console, root: Path) -> bool:
     """Act 3. True if `verify` found it."""
     console.rule("3  one flipped bit in a body, and `brokerlab verify`")
-    store = MessageStore(RealDisk(), str(root), StoreConfig(**_SMALL))
+    store = MessageStore(RealDisk(), str(root), StoreConfig.for_preset("strict", **_SMALL))
     store.open(_now_ms())
     place = store.reader.query_message("orders", "order-001000", 1, 0, _now_ms())[0].physical_offset
     store.close(_now_ms())

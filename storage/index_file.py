@@ -278,7 +278,8 @@ class IndexFile:
                 return found
             while len(found) < most and 0 < number < self._limit:
                 entry_hash, physical_offset, diff, previous = _ENTRY.unpack_from(buf, self._base + ENTRY_SIZE * number)
-                time = header.begin_timestamp + diff * 1000
+                # The first entry's seconds are relative to the former file; its own time became the begin.
+                time = header.begin_timestamp + (diff * 1000 if number > 1 else 0)
                 if diff >= 0 and entry_hash == key_hash and begin <= time <= end:
                     found.append(physical_offset)
                 # A link that does not lead back is damage. The original stops only where an entry links to itself,

@@ -184,10 +184,15 @@ class IndexService:
         newest = files[-1].header if files else None
         return found, newest.end_timestamp if newest else 0, newest.end_physical_offset if newest else 0
 
-    def newest_first(self, key_hash: int) -> Iterator[int]:
-        """Every offset under this hash, of any time."""
-        for file in reversed(self.files):
-            yield from file.lookup(key_hash, self._config.max_index_num, 0, _ALL_TIMES)
+    def newest_first(self, key_hash: int, begin: int = 0, end: int = _ALL_TIMES) -> Iterator[int]:
+        """Every offset under this hash in the time range, however many: the caller stops when it has enough."""
+        for file in reversed(list(self.files)):
+            if file.is_empty:
+                continue
+            if file.matches(begin, end):
+                yield from file.lookup(key_hash, self._config.max_index_num, begin, end)
+            if file.begin_timestamp < begin:
+                return
 
     # Flush
 

@@ -269,6 +269,10 @@ class MessageStore:
             last = log.first_store_timestamp(follower) if follower else 0
             return not force and not 0 < last <= now_ms - reserved_ms
 
+        first = log.files.first
+        if first is not None and len(log.files.files) > 1 and not keep(first):
+            # Without the records only the queues know how far they were numbered: that must be on the disk first.
+            self.flush_queues()
         deleted = log.files.delete_first(
             keep,
             now_ms,

@@ -156,6 +156,7 @@ class Reader:
         """Choose entries by columns, then check and cut out their records, log file by log file."""
         config, log = self._config, self._log
         start = index * UNIT_SIZE - file.start
+        most = max(most, 1)  # the original gives one record however few are asked for
         scan_bytes = max(config.max_filter_message_size, most * UNIT_SIZE)
         if tags_codes is None:
             scan_bytes = most * UNIT_SIZE + UNIT_SIZE  # nothing is passed over, so no more than these is looked at
@@ -259,16 +260,16 @@ class Reader:
             return []
         wanted = index_hash(topic, key)
         found: dict[int, Record] = {}
+        most = min(most, self._config.max_msgs_num_batch)
         # The index knows times to the second only: ask a second more on either side and look at the record's own.
-        offsets, _, _ = self._index.query(wanted, self._config.max_msgs_num_batch, max(0, begin - 1000), end + 1000)
-        for offset in offsets:
+        for offset in self._index.newest_first(wanted, max(0, begin - 1000), end + 1000):
+            if len(found) >= most:
+                break
             record = self._log.read(offset)
             if record is None or record.topic != topic or not begin <= record.store_timestamp <= end:
                 continue
             if key in describe(topic, record.properties, record.store_timestamp, ()).keys:
                 found[offset] = record
-            if len(found) >= most:
-                break
         return [found[offset] for offset in sorted(found)]
 
     def body_by_key(self, topic: str, key: str) -> bytes | None:

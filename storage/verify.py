@@ -232,7 +232,9 @@ class _Verification:
         before = np.maximum.accumulate(np.concatenate(([facts.newest_store_timestamp], times)))[:-1]
         back = np.flatnonzero(times < before)
         for row in back[:ALIKE_MAX].tolist():
-            reason = f"store time {times[row]} is {before[row] - times[row]} ms before that of an earlier record"
+            reason = (
+                f"store time {times[row]} is {int(before[row]) - int(times[row])} ms before that of an earlier record"
+            )
             self._findings.add("warning", info.path, int(columns.positions[row]), reason, "time-goes-back")
         if len(back) > ALIKE_MAX:
             self._findings.more("warning", info.path, "time-goes-back", len(back) - ALIKE_MAX)

@@ -24,6 +24,7 @@ from brokerlab.storage.offline import FileCache, LogView, QueueName, StoreFiles,
 from brokerlab.storage.record import Record
 
 _INDEX_MAX = 1 << 58
+_NUMBER_MAX = (1 << 63) - 1
 _EXT_ADDRESS_MAX = -(2**31) - 1
 """A code at or below this is an address in consumequeue_ext, not a tag's hash."""
 
@@ -180,7 +181,7 @@ class QueueCheck:
             self._log_finding("error", int(offsets[row]), reason, "duplicate")
         self._findings_more("error", "duplicate", int(np.count_nonzero(again)) - ALIKE_MAX)
         before = np.concatenate(([state.last_index], indexes[:-1]))
-        jumps = np.flatnonzero((indexes > before + 1) & ~again & (before >= 0))
+        jumps = np.flatnonzero((indexes - 1 > before) & ~again & (before >= 0))
         for row in jumps[:ALIKE_MAX].tolist():
             reason = f"record at {int(offsets[row])} is number {int(indexes[row])} of {state.name} behind {before[row]}"
             self._log_finding("warning", int(offsets[row]), reason, "queue-offset-gap")
@@ -188,7 +189,7 @@ class QueueCheck:
         state.last_index = max(state.last_index, int(indexes.max()))
         edges = np.flatnonzero(steps != 1) + 1
         for part in np.split(indexes, edges):
-            state.seen.add(int(part[0]), int(part[-1]) + 1)
+            state.seen.add(int(part[0]), min(int(part[-1]) + 1, _NUMBER_MAX))
         return again
 
     def _log_finding(self, severity: str, offset: int, reason: str, kind: str) -> None:

@@ -265,7 +265,8 @@ def test_hex_names_every_field_and_shows_every_byte_of_the_short_ones(capsys: Ou
     assert [line.split()[1] for line in lines[:20]] == [
         "total_size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset", "sys_flag",
         "born_timestamp", "born_host", "store_timestamp", "store_host", "reconsume_times",
-        "prepared_transaction_offset", "body_length", "body", "topic_length", "topic", "properties_length", "properties",
+        "prepared_transaction_offset", "body_length", "body", "topic_length", "topic", "properties_length",
+        "properties",
     ]  # fmt: skip
     assert lines[0].split() == ["0", "total_size", "000000ac", "172"]
     assert lines[11].split() == ["64", "store_host", "0a011e26", "00001fbb", "10.1.30.38:8123"]
@@ -375,15 +376,18 @@ def test_findings_as_json_are_an_object_a_line(store: Path, capsys: Output) -> N
 _WATCH = """
 import os, sys
 opened = []
+changes = "os.remove os.rename os.truncate os.mkdir os.utime os.chmod os.link fcntl.lockf".split()
+writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 def watch(event, arguments):
     if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith(sys.argv[1]):
-        opened.append((arguments[0], arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)))
-    elif event in ("os.remove", "os.rename", "os.truncate", "os.mkdir", "os.utime", "os.chmod", "os.link", "fcntl.lockf"):
+        opened.append((arguments[0], arguments[2] & writing))
+    elif event in changes:
         opened.append((event, 1))
 from brokerlab.lab.cli import main
 sys.addaudithook(watch)
 codes = [main([command, sys.argv[1], *rest]) for command, rest in (
-    ("inspect", []), ("verify", []), ("inspect", ["--records"]), ("verify", ["--key", "k42"]), ("inspect", ["--slots"]))]
+    ("inspect", []), ("verify", []), ("inspect", ["--records"]), ("verify", ["--key", "k42"]),
+    ("inspect", ["--slots"]))]
 print("WATCHED", codes, len(opened), [one for one in opened if one[1]])
 """
 

@@ -21,7 +21,7 @@ from brokerlab.lab.cli import main
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.lab.lab_stores import copy_store, digest, make_store
 
-CASES = 3000 if os.environ.get("BROKERLAB_SOAK") else 60
+CASES = 1500 if os.environ.get("BROKERLAB_SOAK") else 60
 SECONDS_MAX = 30
 
 Damage = Callable[[random.Random, Path, Path], None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +23,6 @@ from brokerlab.storage.quirks import Dialect
 from brokerlab.storage.real_disk import RealDisk
 from brokerlab.storage.record import BLANK_MAGIC, decode_record
 from brokerlab.storage.results import PutMessageStatus
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.storage.strategies import INT, LONG, NOW, a_message, messages
 
 OK = PutMessageStatus.PUT_OK

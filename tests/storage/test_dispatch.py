@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.naive_dispatch import QueueBuffers, index_file_size, naive_dispatch, new_index_file
 from brokerlab.storage.config import StoreConfig
 from brokerlab.storage.consume_queue import UNIT_SIZE, encode_units
 from brokerlab.storage.dispatch import Dispatch, describe, dispatch_of, is_queued
@@ -21,9 +20,6 @@ from brokerlab.storage.mapped_file import MappedFile
 from brokerlab.storage.message import SCHEDULE_TOPIC, Message, SysFlag, encode_properties
 from brokerlab.storage.real_disk import RealDisk
 from brokerlab.storage.record import decode_record
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from benchmarks.naive_dispatch import QueueBuffers, index_file_size, naive_dispatch, new_index_file
 from tests.storage.strategies import (
     NOW,
     a_message,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from brokerlab.storage.config import StoreConfig
@@ -12,8 +9,6 @@ from brokerlab.storage.limits import refusal_of, refusal_of_batch
 from brokerlab.storage.message import RETRY_PREFIX, SCHEDULE_TOPIC, BatchItem, Message, SysFlag
 from brokerlab.storage.quirks import Dialect
 from brokerlab.storage.results import PutMessageStatus
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.storage.strategies import a_message
 
 ILLEGAL = PutMessageStatus.MESSAGE_ILLEGAL

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,6 @@ from brokerlab.storage.errors import CorruptRecordError
 from brokerlab.storage.log_scan import TRUSTED, Scan, Stop, Validity, columns, find_next_record, scan
 from brokerlab.storage.message import Message
 from brokerlab.storage.record import BLANK_MAGIC, check, decode_record, is_blank, measure
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.storage.strategies import FILE_SIZE, a_message, log_of, long_retry_topics, messages, messy_properties, topics
 
 GOLDEN = Path(__file__).parents[1] / "golden/rocketmq-4.x/commitlog/00000000000000000000"
@@ -188,6 +185,18 @@ def test_the_last_blank_is_recognised_when_one_record_is_asked_for() -> None:
 
     found = scan(view, 172 * 47, len(view), 0, validity=Validity(), most=1)
     assert (found.positions, found.end, found.stop) == ([], 172 * 47, Stop.BLANK)
+
+
+@pytest.mark.parametrize(("length", "good"), [(1, True), (127, True), (128, False), (200, False), (255, False)])
+def test_the_topic_length_of_version_1_is_a_signed_byte(length: int, good: bool) -> None:
+    """The original reads 128 and more as negative. Everything else about these records is right."""
+    record = bytearray(log_of([a_message(topic="t", body=b"")])[0])
+    record[-4:] = bytes([length]) + b"t" * length + b"\0\0"
+    struct.pack_into(">i", record, 0, len(record))
+    data = bytes(record)
+
+    assert scan(memoryview(data), 0, len(data), 0, validity=Validity()).positions == ([0] if good else [])
+    assert_scans_agree(data, len(data), Validity())
 
 
 def test_a_blank_that_lies_about_its_length_is_bad() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -28,8 +26,6 @@ from brokerlab.storage.message import (
     topic_problem,
     unpack_host,
 )
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.storage.strategies import INT, LONG, batch_items, hosts, messy_properties, property_maps
 
 # Properties

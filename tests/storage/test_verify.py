@@ -567,3 +567,17 @@ def test_runs_merge_where_they_meet() -> None:
 
     assert (runs.starts, runs.ends) == ([1], [30])
     assert runs.holds(np.array([0, 1, 29, 30])).tolist() == [False, True, True, False]
+
+
+def test_the_largest_numbers_a_record_can_claim_are_judged_not_computed_with(store: Path) -> None:
+    position = record_position(store, 7)
+    largest = (2**63 - 1).to_bytes(8, "big")
+    overwrite(store / "commitlog" / FIRST, position + 20, largest)  # queue offset
+    overwrite(store / "commitlog" / FIRST, record_position(store, 4) + 56, largest)  # store time
+    overwrite(store / "commitlog" / FIRST, record_position(store, 5) + 56, b"\x80" + bytes(7))
+
+    report = verify(store)
+
+    assert not report.ok
+    assert f"{2**64 - 1} ms" in told(report, "time-goes-back")[0].reason
+    assert only(report, "queue-offset-gap").offset == position
