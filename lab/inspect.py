@@ -20,17 +20,9 @@ from brokerlab.storage.index_file import read_index_header
 from brokerlab.storage.java_hash import index_hash
 from brokerlab.storage.log_scan import Columns
 from brokerlab.storage.message import format_host
-from brokerlab.storage.offline import (
-    ChainEntry,
-    QueueName,
-    StoreFiles,
-    index_chain,
-    longest_chains,
-    look_at,
-    opened,
-    start_of,
-    walk_segment,
-)
+from brokerlab.storage.offline import QueueName, StoreFiles, look_at, opened, start_of
+from brokerlab.storage.offline_index import ChainEntry, index_chain, longest_chains
+from brokerlab.storage.offline_log import walk_segment
 from brokerlab.storage.record import Record, decode_record
 from brokerlab.storage.summary import (
     IndexSummary,

@@ -129,6 +129,7 @@ class CommitLog:
             and len(message.born_host) == 8 == len(message.store_host)
             and queue_id >= 0
             and (not properties or (properties[0] and properties[-1]))
+            and not message.sys_flag & SysFlag.INNER_BATCH
         ):
             packer = kind.packers.get(len(properties) << 32 | len(body))
         if kind is None or packer is None:  # lengths not met before: judge them, once
@@ -217,7 +218,8 @@ class CommitLog:
                 if queue_offset < 0:
                     queue_offset = offsets.get(queue, 0)
                 packer.pack_into(
-                    target, position, size, MAGIC_V1, crc32(body) & CRC_MASK, queue_id, message.flag, queue_offset,
+                    target, position, size, MAGIC_V1 if len(kind.topic) <= 127 else MAGIC_V2, crc32(body) & CRC_MASK,
+                    queue_id, message.flag, queue_offset,
                     file_start + position, 0, message.born_timestamp, message.born_host, now_ms, message.store_host,
                     message.reconsume_times, message.prepared_transaction_offset, len(body), body, len(kind.topic),
                     kind.topic, len(properties), properties,

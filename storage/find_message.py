@@ -19,18 +19,9 @@ from brokerlab.storage.index_file import HEADER_SIZE
 from brokerlab.storage.java_hash import index_hash
 from brokerlab.storage.log_scan import Columns
 from brokerlab.storage.message import SysFlag, decode_message_id
-from brokerlab.storage.offline import (
-    FileCache,
-    IndexShape,
-    LogView,
-    QueueName,
-    StoreFiles,
-    index_chain,
-    index_shape,
-    opened,
-    start_of,
-    walk_segment,
-)
+from brokerlab.storage.offline import FileCache, QueueName, StoreFiles, opened, start_of
+from brokerlab.storage.offline_index import IndexShape, index_chain, index_shape
+from brokerlab.storage.offline_log import LogView, walk_segment
 from brokerlab.storage.record import Record
 from brokerlab.storage.verify_queues import entry_problem
 

@@ -52,6 +52,7 @@ def refusal_of(message: Message, config: StoreConfig) -> Refusal | None:
         and (not properties or (properties < 512 and message.properties[0] and message.properties[-1]))
         and 0 <= message.queue_id <= _INT_MAX
         and len(message.born_host) == len(message.store_host) == 8
+        and not message.sys_flag & SysFlag.INNER_BATCH
     ):
         return None
     return _zeros_refusal(message.properties) or _judge(message, config, body, properties)
@@ -79,6 +80,8 @@ def _judge(message: Message, config: StoreConfig, body: int, properties: int) ->
         longest = RETRY_TOPIC_LENGTH_MAX
     if len(encoded) > longest:
         return Refusal(_ILLEGAL, f"topic has {len(encoded)} bytes, allowed are {longest}")
+    if message.sys_flag & SysFlag.INNER_BATCH:
+        return Refusal(_ILLEGAL, "an inner batch needs a batch consume queue, which this store does not have")
     if not 0 <= message.queue_id <= _INT_MAX:
         return Refusal(_ILLEGAL, f"queue id is {message.queue_id}, allowed is 0 to {_INT_MAX}")
     for name, host in (("born", message.born_host), ("store", message.store_host)):

@@ -77,6 +77,10 @@ def recover_log(
     files = log.files.files
     report.start_offset, report.start_reason = files[start.file_index].start, start.reason
     end, last_good = _find_end(log, start.file_index, checkpoint, report, progress)
+    if not report.unclean:
+        # Dispatch may have gone over the blank at the end of the last file, into one that was never written.
+        reached = files[-1].start + files[-1].size if report.end_reason == "blank record" else end
+        refuse_missing_tail(log, reached, checkpoint)
     report.end_offset = end
 
     zero_tail = Quirk.STALE_TAIL_SURVIVES_TRUNCATION not in quirks
@@ -90,6 +94,21 @@ def recover_log(
         log.files.sync_directory()
     log.files.flushed_where = log.files.committed_where = end
     log.last_store_timestamp = last_good or _last_store_timestamp(log, start.file_index)
+
+
+def refuse_missing_tail(log: CommitLog, end: int, checkpoint: CheckpointValues) -> None:
+    """A clean stop leaves no torn tail: a log that ends before what was dispatched then has lost acknowledged messages,
+    and cutting queues and index to match would hide it."""
+    promised = checkpoint.confirm_phy_offset
+    tolerated = log.config.salvage or Quirk.ONE_BAD_RECORD_DROPS_THE_REST in log.config.quirks
+    if end < promised and not tolerated:
+        raise DamagedStoreError(
+            f"the log ends at offset {end}, but at the last clean stop it reached {promised}. Nothing was changed; "
+            "salvage goes on without the missing part",
+            path=log.files.directory,
+            offset=end,
+            salvage=True,
+        )
 
 
 def _find_end(

@@ -64,6 +64,10 @@ class MappedFileQueue:
         """
         found = []
         for info in self._disk.list(self.directory):
+            if info.kind == "link" and is_segment_name(info.name):
+                raise DamagedStoreError(
+                    "segment is a link: move the file itself here, or remove the link", path=info.path
+                )
             if info.kind != "file" or not is_segment_name(info.name):
                 self.notes.append(f"{info.path}: skipped, not a segment ({info.kind})")
             else:
@@ -103,7 +107,9 @@ class MappedFileQueue:
         self._disk.make_directories(self.directory)
         path = f"{self.directory}/{file_name(start)}"
         left_over = self._disk.stat(path)
-        if left_over is not None:  # made ahead of need by a run that ended before it was used
+        if (
+            left_over is not None and left_over.kind == "file"
+        ):  # made ahead of need by a run that ended before it was used
             self._disk.unlink(path)
         if self._directory_unsynced:  # names become durable in order: a power cut must not leave the later one alone
             self.sync_directory()

@@ -27,6 +27,7 @@ from brokerlab.storage.log_scan import columns
 from brokerlab.storage.mapped_file import MappedFile, TransientStorePool
 from brokerlab.storage.message import BatchItem, Message
 from brokerlab.storage.queue_table import QueueTable
+from brokerlab.storage.quirks import Dialect
 from brokerlab.storage.reading import Reader
 from brokerlab.storage.recovery_report import RecoveryReport
 from brokerlab.storage.results import PutMessageStatus, PutResult
@@ -43,8 +44,14 @@ class MessageStore:
         self.config = config = config or StoreConfig()
         if config.duplication_enable:
             raise ConfigError(["duplicationEnable = true: allowed is false (records would have to carry DUP_INFO)"])
+        if "," in (config.store_path_commit_log or ""):
+            raise ConfigError(
+                [f"storePathCommitLog = {config.store_path_commit_log}: allowed is one directory, not several"]
+            )
         self.root = root.rstrip("/") or "/"
         pooled = config.transient_store_pool_enable and config.broker_role is not BrokerRole.SLAVE
+        if config.dialect is Dialect.V4_9:  # 4.x uses the pool under asynchronous flush only
+            pooled = pooled and config.flush_disk_type is FlushDiskType.ASYNC_FLUSH
         self.pool = (
             TransientStorePool(config.transient_store_pool_size, config.mapped_file_size_commit_log) if pooled else None
         )
@@ -60,12 +67,16 @@ class MessageStore:
         self._abort = AbortFile(disk, f"{self.root}/abort", config)
         self._disk = disk
         self._lock: DiskLock | None = None
+        self._was_opened = False
 
     # Open and close
 
     def open(self, now_ms: int, *, progress: Callable[[int, int], None] = _NO_PROGRESS) -> RecoveryReport:
         """Lock, load, recover, and mark the store as running. On any error it is closed again, as unclean as it was."""
         disk = self._disk
+        if self._was_opened:
+            raise StoreClosedError(f"{self.root}: a store object is opened once; make a new one to open it again")
+        self._was_opened = True
         disk.make_directories(self.root)
         self._lock = disk.lock(f"{self.root}/lock")
         try:
@@ -211,8 +222,9 @@ class MessageStore:
             self._apply(dispatch_of(rows, self.config.delay_levels_ms))
         moved = after != self.reput_from_offset
         self.reput_from_offset = after
-        if after >= log.files.max_offset:
-            log.handed_over.clear()
+        # With the pool records beyond the committed end are known only by their hand-over: keep those.
+        log.handed_over[:] = [offset for offset in log.handed_over if offset >= after]
+        if after >= log.files.max_wrote_offset:
             log.handed_over_complete = True
         return len(rows) or int(moved)
 
@@ -229,6 +241,8 @@ class MessageStore:
     def flush_log(self, least_pages: int = 0) -> bool:
         """Make the log durable and the checkpoint's physic time follow; True if nothing moved."""
         files, still = self.commit_log.files, True
+        if least_pages == 0:
+            files.commit_all()  # with the pool: what is not in the file yet cannot be made durable
         # Read before the flush: it may pause us, and what is appended meanwhile is not covered by it.
         timestamp, end = self.commit_log.last_store_timestamp, files.max_wrote_offset
         while not files.flush(least_pages):

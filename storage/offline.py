@@ -9,22 +9,16 @@ thousands of descriptors. A map with living views cannot be closed: visitors cop
 
 from __future__ import annotations
 
-import struct
-from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
 from brokerlab.storage.disk import Disk, FileInfo, Region
-from brokerlab.storage.errors import CorruptRecordError, DiskError
-from brokerlab.storage.index_file import ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE, IndexHeader, read_index_header
-from brokerlab.storage.log_scan import TRUSTED, Columns, Stop, Validity, columns, find_next_record, scan
+from brokerlab.storage.errors import DiskError
+from brokerlab.storage.index_file import ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE
 from brokerlab.storage.mapped_file_queue import is_segment_name
-from brokerlab.storage.record import Record, check, extract
 
 BATCH_RECORDS = 8192
 DEFAULT_SLOTS, DEFAULT_ENTRIES = 5_000_000, 20_000_000
@@ -316,7 +310,7 @@ def opened(disk: Disk, path: str) -> Iterator[Region]:
 
 
 @contextmanager
-def _viewed(region: Region) -> Iterator[memoryview]:
+def viewed(region: Region) -> Iterator[memoryview]:
     view = memoryview(region.buf)
     try:
         yield view
@@ -356,249 +350,3 @@ class FileCache:
             if region is not None:
                 region.close()
         self._regions.clear()
-
-
-class LogView:
-    """Records of the log by physical offset, wherever they are."""
-
-    def __init__(self, disk: Disk, segments: list[FileInfo]) -> None:
-        self._segments = sorted((start_of(info), info) for info in segments if info.size)
-        self._starts = [start for start, _ in self._segments]
-        self._cache = FileCache(disk, 8)
-
-    def segment_at(self, offset: int) -> tuple[FileInfo, int] | None:
-        """The segment that holds this offset, and the position in it."""
-        place = bisect_right(self._starts, offset) - 1
-        if place < 0:
-            return None
-        start, info = self._segments[place]
-        return (info, offset - start) if offset - start < info.size else None
-
-    def record(self, offset: int, *, check_crc: bool = True) -> Record:
-        """The record at this offset; CorruptRecordError says why there is none."""
-        found = self.segment_at(offset) if offset >= 0 else None
-        if found is None:
-            raise CorruptRecordError("no segment holds this offset", offset=offset)
-        info, position = found
-        region = self._cache.get(info.path)
-        if region is None:
-            raise CorruptRecordError(f"{info.path} cannot be opened", offset=offset)
-        with memoryview(region.buf) as view:
-            layout = check(view, position, len(view), physical_offset=offset, check_crc=check_crc)
-            return extract(view, position, layout)
-
-    def close(self) -> None:
-        self._cache.close()
-
-
-# Walk over a segment -------------------------------------------------------------------------------------------------
-
-
-class Damage(NamedTuple):
-    """Bytes [start, end) of a segment that are no valid record. `tail`: nothing valid follows in this file."""
-
-    start: int
-    end: int
-    reason: str
-    tail: bool
-
-
-@dataclass(slots=True)
-class Walk:
-    """What one pass over a segment found."""
-
-    records: int = 0
-    end: int = 0
-    """Position behind the last valid record."""
-    blank: bool = False
-    """The file ends with a blank record, as it should when the log goes on in the next."""
-    damage: list[Damage] = field(default_factory=list)
-    dirty_at: int = -1
-    """First byte behind the end that is not zero; -1 if there is none."""
-
-
-Visit = Callable[[Columns], None]
-
-
-def walk_segment(
-    region: Region,
-    start: int,
-    visit: Visit | None = None,
-    *,
-    validity: Validity = TRUSTED,
-    progress: Callable[[int], None] = lambda _position: None,
-    position: int = 0,
-    most: int | None = None,
-) -> Walk:
-    """Visit the valid records of a segment in batches of columns; behind damage it goes on at the next valid record.
-
-    `most` ends the walk early. Columns die with the visit: they look into the map.
-    """
-    walk = Walk(end=position)
-    ranges = region.data_ranges()
-    with _viewed(region) as view:
-        while most is None or walk.records < most:
-            batch = BATCH_RECORDS if most is None else min(BATCH_RECORDS, most - walk.records)
-            found = scan(view, position, region.size, start, validity=validity, most=batch)
-            walk.records += len(found.positions)
-            if found.positions:
-                walk.end = found.end
-                if visit is not None:
-                    visit(columns(view, np.array(found.positions, dtype=np.int64)))
-            progress(found.end)
-            position = found.end
-            if found.stop in (Stop.LIMIT, Stop.BLANK):
-                walk.blank = found.stop is Stop.BLANK
-                break
-            if found.stop is Stop.ENOUGH:
-                continue
-            following = _resync(view, position, region.size, start, ranges, validity)
-            if following is None:
-                walk.damage.append(Damage(position, region.size, found.reason, True))
-                walk.dirty_at = first_nonzero(view, ranges, position)
-                break
-            walk.damage.append(Damage(position, following, found.reason, False))
-            position = following
-    return walk
-
-
-def _resync(
-    view: memoryview, position: int, size: int, start: int, ranges: list[tuple[int, int]], validity: Validity
-) -> int | None:
-    # Look nearby first: where every page is damaged, each search would otherwise read a megabyte.
-    near = [(max(a, position), min(b, position + 16384)) for a, b in ranges if b > position and a < position + 16384]
-    found = find_next_record(view, position, size, start, near, validity=validity)
-    if found is None:
-        found = find_next_record(view, position, size, start, ranges, validity=validity)
-    return found if found is None or found > position else None
-
-
-def first_nonzero(view: memoryview, ranges: list[tuple[int, int]], position: int) -> int:
-    """Position of the first byte at or behind `position` that is not 0; -1 if all are."""
-    data = np.frombuffer(view, dtype=np.uint8)
-    for start, end in ranges:
-        for at in range(max(start, position), end, 1 << 22):
-            chunk = data[at : min(at + (1 << 22), end)]
-            if chunk.any():
-                return at + int(np.argmax(chunk != 0))
-    return -1
-
-
-# The shape of an index file ------------------------------------------------------------------------------------------
-
-
-class IndexShape(NamedTuple):
-    """How many slots and entries, and how that is known."""
-
-    slots: int
-    entries: int
-    how: str
-
-    @property
-    def is_found(self) -> bool:
-        """Derived from the file itself: worth telling."""
-        return self.how not in (_GIVEN, _DEFAULT)
-
-
-def index_shape(region: Region, *, slots: int | None = None, known: IndexShape | None = None) -> IndexShape | None:
-    """Slots and entries of this file: as told, RocketMQ's default, or found from its bytes. None: no shape fits.
-
-    `known` is the shape of another file of the same store: files of one store are alike.
-    """
-    room = region.size - HEADER_SIZE
-    if slots is not None:
-        left = room - SLOT_SIZE * slots
-        return IndexShape(slots, left // ENTRY_SIZE, _GIVEN) if slots > 0 and left >= ENTRY_SIZE else None
-    if room == SLOT_SIZE * DEFAULT_SLOTS + ENTRY_SIZE * DEFAULT_ENTRIES:
-        return IndexShape(DEFAULT_SLOTS, DEFAULT_ENTRIES, _DEFAULT)
-    if known is not None and room == SLOT_SIZE * known.slots + ENTRY_SIZE * known.entries:
-        return known
-    if room < SLOT_SIZE + ENTRY_SIZE or room % SLOT_SIZE:
-        return None
-    header = read_index_header(region.buf)
-    usual = room // (SLOT_SIZE + 4 * ENTRY_SIZE)
-    ratio = IndexShape(usual, 4 * usual, "from its size, with four entries a slot")
-    fits_ratio = room % (SLOT_SIZE + 4 * ENTRY_SIZE) == 0
-    if header.index_count <= 1:
-        return ratio if fits_ratio else IndexShape(usual, (room - SLOT_SIZE * usual) // ENTRY_SIZE, "a guess: no entry")
-    if fits_ratio and _shape_fits(region, header, usual):
-        return ratio
-    found = _search_slots(region, header)
-    if found is not None:
-        return IndexShape(found, (room - SLOT_SIZE * found) // ENTRY_SIZE, "found from its entries")
-    return ratio if fits_ratio else None
-
-
-def _shape_fits(region: Region, header: IndexHeader, slots: int) -> bool:
-    """Does the newest entry stand where this many slots put it, and does its slot lead to it?"""
-    number = header.index_count - 1
-    at = HEADER_SIZE + SLOT_SIZE * slots + ENTRY_SIZE * number
-    if at + ENTRY_SIZE > region.size:
-        return False
-    entry_hash = int.from_bytes(region.buf[at : at + 4], "big", signed=True)
-    offset = int.from_bytes(region.buf[at + 4 : at + 12], "big", signed=True)
-    slot_at = HEADER_SIZE + SLOT_SIZE * (entry_hash % slots)
-    held = int.from_bytes(region.buf[slot_at : slot_at + 4], "big", signed=True)
-    return entry_hash >= 0 and offset == header.end_physical_offset and held == number
-
-
-def _search_slots(region: Region, header: IndexHeader) -> int | None:
-    """Entries fill the file to its end, so their places differ by multiples of an entry between possible shapes."""
-    number = header.index_count - 1
-    room = region.size - HEADER_SIZE
-    least = (room // SLOT_SIZE) % (ENTRY_SIZE // SLOT_SIZE) or ENTRY_SIZE // SLOT_SIZE
-    first_at = HEADER_SIZE + SLOT_SIZE * least + ENTRY_SIZE * number + 4
-    count = (region.size - first_at - 16) // ENTRY_SIZE + 1
-    if count <= 0:
-        return None
-    offsets = np.ndarray((count,), dtype=">i8", buffer=region.buf, offset=first_at, strides=(ENTRY_SIZE,))
-    hits = np.flatnonzero(offsets == header.end_physical_offset)[:100_000].tolist()
-    del offsets
-    step = ENTRY_SIZE // SLOT_SIZE
-    return next((least + step * hit for hit in hits if _shape_fits(region, header, least + step * hit)), None)
-
-
-class ChainEntry(NamedTuple):
-    """One entry of an index file as it is reached from its slot."""
-
-    number: int
-    position: int
-    hash: int
-    physical_offset: int
-    time_diff: int
-    previous: int
-
-
-_ENTRY = struct.Struct(">iqii")
-
-
-def index_chain(region: Region, shape: IndexShape, slot: int, *, most: int = 1_000_000) -> list[ChainEntry]:
-    """The entries that a slot leads to, newest first. A link that does not lead back ends it: it is damage."""
-    header = read_index_header(region.buf)
-    slot_at = HEADER_SIZE + SLOT_SIZE * slot
-    number = int.from_bytes(region.buf[slot_at : slot_at + SLOT_SIZE], "big", signed=True)
-    found: list[ChainEntry] = []
-    if number > header.index_count:
-        return found
-    while 0 < number < shape.entries and len(found) < most:
-        at = HEADER_SIZE + SLOT_SIZE * shape.slots + ENTRY_SIZE * number
-        entry = ChainEntry(number, at, *_ENTRY.unpack_from(region.buf, at))
-        found.append(entry)
-        if entry.previous >= number:
-            break
-        number = entry.previous
-    return found
-
-
-def longest_chains(region: Region, shape: IndexShape, most: int) -> list[int]:
-    """The slots that lead to the most entries, the fullest first."""
-    count = min(max(read_index_header(region.buf).index_count, 1), shape.entries)
-    hashes = np.ndarray(
-        (count,),
-        dtype=">i4",
-        buffer=region.buf,
-        offset=HEADER_SIZE + SLOT_SIZE * shape.slots,
-        strides=(ENTRY_SIZE,),
-    )[1:].astype(np.int64)
-    slots, counts = np.unique(hashes[hashes >= 0] % shape.slots, return_counts=True)
-    return [int(slot) for slot in slots[np.argsort(-counts, kind="stable")][:most]]

@@ -22,7 +22,7 @@ from brokerlab.storage.commit_log import CommitLog
 from brokerlab.storage.config import StoreConfig
 from brokerlab.storage.dispatch import Dispatch, dispatch_of
 from brokerlab.storage.index_service import IndexService
-from brokerlab.storage.log_recovery import Progress, choose_start, recover_log
+from brokerlab.storage.log_recovery import Progress, choose_start, recover_log, refuse_missing_tail
 from brokerlab.storage.queue_recovery import NeedsOlderRecordsError, QueuesRepair, queue_end
 from brokerlab.storage.queue_table import QueueTable
 from brokerlab.storage.quirks import Dialect, Quirk
@@ -74,9 +74,11 @@ def _recover(parts: Parts, report: RecoveryReport, now_ms: int, progress: Progre
             recover_log(log, start, parts.checkpoint.values, report, now_ms=now_ms, progress=progress)
             from_first_file = start.file_index == 0
         else:
+            if not report.unclean:
+                refuse_missing_tail(log, 0, parts.checkpoint.values)
             report.start_reason = report.end_reason = "the log is empty"
         repair = QueuesRepair(queues, log, report, from_first_file=from_first_file)
-        index = _IndexRepair(parts, report, rebuild=bool(distrust))
+        index = _IndexRepair(parts, report, rebuild=bool(distrust or report.salvaged))
         try:
             for dispatch in dispatches(parts, report.start_offset, report.end_offset, report):
                 repair.apply(dispatch)
@@ -129,7 +131,7 @@ def _reason_to_distrust(parts: Parts, *, unclean: bool) -> str:
 
 
 def seal_of(queues: QueueTable, index: IndexService | None) -> int:
-    """One number for where every queue begins and ends, and each index file; kept at a clean stop, compared at the next start."""
+    """Where every queue and index file begins and ends, as one number; the next start compares it."""
     lines = [
         f"{queue.topic}\0{queue.queue_id}\0{queue.files.files[0].start}\0{queue_end(queue)}\n"
         for queue in queues
@@ -243,6 +245,7 @@ def _settle_checkpoint(parts: Parts, report: RecoveryReport) -> None:
     checkpoint.physic_msg_timestamp = min(checkpoint.physic_msg_timestamp, last)
     checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, last)
     checkpoint.index_msg_timestamp = min(checkpoint.index_msg_timestamp, last)
+    checkpoint.confirm_phy_offset = min(checkpoint.confirm_phy_offset, report.end_offset)
     if checkpoint.values != claimed:  # for good: records put from now on may have the times that were claimed before
         checkpoint.flush()
     parts.queues.dispatched_timestamp = last if report.end_offset else 0

@@ -15,7 +15,9 @@ from brokerlab.storage.disk import Disk, FileInfo
 from brokerlab.storage.errors import CorruptRecordError, DiskError
 from brokerlab.storage.index_file import HEADER_SIZE, IndexHeader, read_index_header
 from brokerlab.storage.log_scan import Columns
-from brokerlab.storage.offline import IndexShape, QueueName, index_shape, opened, start_of, walk_segment
+from brokerlab.storage.offline import QueueName, opened, start_of
+from brokerlab.storage.offline_index import IndexShape, index_shape
+from brokerlab.storage.offline_log import walk_segment
 from brokerlab.storage.verify_queues import unit_columns, unit_ranges
 
 

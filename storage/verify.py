@@ -22,17 +22,8 @@ from brokerlab.storage.dispatch import dispatch_of
 from brokerlab.storage.errors import DiskError
 from brokerlab.storage.findings import ALIKE_MAX, Finding, Findings
 from brokerlab.storage.log_scan import Columns, Validity
-from brokerlab.storage.offline import (
-    Damage,
-    LogView,
-    StoreFiles,
-    Walk,
-    look_at,
-    opened,
-    start_of,
-    usual_size,
-    walk_segment,
-)
+from brokerlab.storage.offline import StoreFiles, look_at, opened, start_of, usual_size
+from brokerlab.storage.offline_log import Damage, LogView, Walk, walk_segment
 from brokerlab.storage.verify_index import IndexCheck
 from brokerlab.storage.verify_queues import QueueCheck, unit_columns
 

@@ -20,7 +20,9 @@ from brokerlab.storage.findings import ALIKE_MAX, Findings
 from brokerlab.storage.index_file import ENTRY_SIZE, HEADER_SIZE, SLOT_SIZE, IndexHeader, read_index_header
 from brokerlab.storage.java_hash import Hashes, index_hash
 from brokerlab.storage.message import TAGS
-from brokerlab.storage.offline import IndexShape, LogView, StoreFiles, first_nonzero, index_shape, opened
+from brokerlab.storage.offline import StoreFiles, opened
+from brokerlab.storage.offline_index import IndexShape, index_shape
+from brokerlab.storage.offline_log import LogView, first_nonzero
 
 _ENTRY_TYPE = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("diff", ">i4"), ("previous", ">i4")])
 assert _ENTRY_TYPE.itemsize == ENTRY_SIZE

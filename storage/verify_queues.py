@@ -20,7 +20,8 @@ from brokerlab.storage.dispatch import Dispatch, is_queued
 from brokerlab.storage.errors import CorruptRecordError
 from brokerlab.storage.findings import ALIKE_MAX, Findings
 from brokerlab.storage.message import SCHEDULE_TOPIC, SysFlag
-from brokerlab.storage.offline import FileCache, LogView, QueueName, StoreFiles, start_of, usual_size
+from brokerlab.storage.offline import FileCache, QueueName, StoreFiles, start_of, usual_size
+from brokerlab.storage.offline_log import LogView
 from brokerlab.storage.record import Record
 
 _INDEX_MAX = 1 << 58

@@ -17,7 +17,8 @@ from brokerlab.storage.find_message import Finder, Search
 from brokerlab.storage.findings import ALIKE_MAX, Finding, Findings
 from brokerlab.storage.message import BatchItem, Message, SysFlag, encode_properties
 from brokerlab.storage.message_store import MessageStore
-from brokerlab.storage.offline import NotAStoreError, QueueName, index_shape, look_at, opened
+from brokerlab.storage.offline import NotAStoreError, QueueName, look_at, opened
+from brokerlab.storage.offline_index import index_shape
 from brokerlab.storage.real_disk import RealDisk
 from brokerlab.storage.verify import VerifyReport, verify_store
 from brokerlab.storage.verify_queues import Runs
