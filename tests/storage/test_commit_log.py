@@ -441,7 +441,7 @@ _lengths = st.builds(
     st.integers(0, 2),
     st.integers(0, 2),
     st.integers(0, 1),
-    st.sampled_from(["T", "T", "U"]),
+    st.sampled_from(["T", "T", "U", "%RETRY%" + "g" * 121]),
 )
 
 
@@ -476,3 +476,22 @@ def test_lengths_that_add_up_alike_are_not_confused(tmp_path: Path) -> None:
     found = [(len(record.body), len(record.properties)) for record in log.records(validity=Validity())]
     assert found == shapes * 3
     log.files.close(0)
+
+
+def test_put_many_writes_what_a_series_of_puts_writes_for_long_retry_topics_too(tmp_path: Path) -> None:
+    """The run of a batch must choose the record version as a single put does."""
+    wanted = [a_message(topic="%RETRY%" + "g" * 150, body=bytes([n])) for n in range(4)] + [a_message(body=b"x")] * 3
+    images = []
+    for name in ("one", "many"):
+        log = CommitLog(RealDisk(), str(tmp_path / name), StoreConfig(mapped_file_size_commit_log=16384), pool=None)
+        log.append(wanted[0], NOW)
+        if name == "one":
+            for message in wanted:
+                log.append(message, NOW)
+        else:
+            log.append_many(wanted, NOW)
+        assert len(list(log.records())) == 1 + len(wanted)
+        images.append(bytes(log.files.files[0].view))
+        log.files.close(0)
+
+    assert images[0] == images[1]

@@ -143,6 +143,14 @@ def test_a_delay_of_the_schedule_topic_is_a_number(delay: bytes, status: PutMess
     assert status_of_batch(a_message(topic=SCHEDULE_TOPIC), [BatchItem(b"", properties)]) is status
 
 
+def test_an_inner_batch_is_refused() -> None:
+    """It needs a batch consume queue, which this store does not have."""
+    for _ in range(2):
+        assert status_of(a_message()) is None
+        assert status_of(a_message(sys_flag=SysFlag.INNER_BATCH)) is ILLEGAL
+    assert status_of_batch(a_message(sys_flag=SysFlag.INNER_BATCH), [BatchItem(b"a")]) is ILLEGAL
+
+
 # Batches
 
 

@@ -234,6 +234,23 @@ def test_a_file_that_was_made_ahead_of_need_goes_with_a_clean_stop(tmp_path: Pat
     store.abandon(NOW)
 
 
+def test_a_refused_put_that_ended_a_file_does_not_stand_in_the_way_of_the_next_start(tmp_path: Path) -> None:
+    """The blank is written, dispatch goes over it, and the next file stays empty: the log ends before it again."""
+    store = open_store(tmp_path)
+    messages = fill(store, 4)
+    refused = store.put(a_message(b"x" * 900, flag=1 << 40), NOW + 9000)
+    store.dispatch()
+    store.close(NOW)
+
+    store = open_store(tmp_path)
+    again = put(store, a_message("again"), NOW + 10_000)
+    store.dispatch()
+
+    assert refused.status is PutMessageStatus.MESSAGE_ILLEGAL
+    assert survivors(store, [*messages, again]) == [*messages, again]
+    store.abandon(NOW)
+
+
 # Dialects ------------------------------------------------------------------------------------------------------------
 
 

@@ -499,6 +499,30 @@ def test_damage_in_front_of_flushed_records_is_refused_and_nothing_is_touched(tm
     assert (tmp_path / "abort").exists()
 
 
+@pytest.mark.parametrize("lost", ["last record", "last file", "all files"])
+def test_a_log_that_ends_before_its_clean_stop_is_refused_and_salvage_goes_on(tmp_path: Path, lost: str) -> None:
+    messages = filled(tmp_path, 14, clean=True)
+    match lost:
+        case "last record":
+            zero(tmp_path, messages[-1].physical_offset, messages[-1].end)
+        case "last file":
+            log_file(tmp_path, -1).unlink()
+        case "all files":
+            shutil.rmtree(tmp_path / "commitlog")
+    before = tree(tmp_path)
+
+    with pytest.raises(DamagedStoreError, match=f"at the last clean stop it reached {messages[-1].end}") as refused:
+        open_store(tmp_path, now=LATER)
+
+    assert refused.value.salvage
+    assert tree(tmp_path) == before
+    store = open_store(tmp_path, tiny_config(salvage=True), now=LATER)
+    there = survivors(store, messages)
+    store.close(LATER)
+    assert there == messages[: {"last record": 13, "last file": 12, "all files": 0}[lost]]
+    open_store(tmp_path, now=LATER).abandon(LATER)
+
+
 def test_records_of_the_checkpoints_own_millisecond_are_a_torn_tail(tmp_path: Path) -> None:
     """They may have come after the flush that the checkpoint speaks of: refusing to start would be wrong."""
     store = open_store(tmp_path)
