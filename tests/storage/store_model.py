@@ -456,6 +456,13 @@ class _Inode:
         return self.content(number * PAGE_SIZE, min(self.size, (number + 1) * PAGE_SIZE))
 
 
+def _inode(data: bytes, *, size_synced: bool = True) -> _Inode:
+    """A file with this content and no other version of it."""
+    inode = _Inode(lambda start, end: data[start:end], len(data), size_synced)
+    inode.versions = {number: [inode.page(number)] for number in inode.pages()}
+    return inode
+
+
 class Survival(NamedTuple):
     """Which of what was not synced is there after the cut: picks a version out of several, oldest first."""
 
@@ -481,9 +488,8 @@ class PowerDisk(HookedDisk):
         super().__init__()
         self.root = str(root)
         self.on_step: Callable[[str], None] = lambda _what: None
-        self._names: dict[str, _Inode] = {}
-        self._durable_names: dict[str, _Inode] = {}
-        self._order: list[str] = []
+        self._names = {str(path): _inode(path.read_bytes()) for path in root.rglob("*") if path.is_file()}
+        self._durable_names = dict(self._names)
         disk = self
 
         class Recording(Hooks):
@@ -548,15 +554,11 @@ class PowerDisk(HookedDisk):
 
     def write_small(self, path: str, data: bytes) -> None:
         super().write_small(path, data)
-        inode = _Inode(lambda start, end: data[start:end], len(data), False)
-        inode.versions = {number: [inode.page(number)] for number in inode.pages()}
-        self._names[path] = inode
+        self._names[path] = _inode(data, size_synced=False)
 
     def replace_small(self, path: str, data: bytes) -> None:
         super().replace_small(path, data)
-        inode = _Inode(lambda start, end: data[start:end], len(data), True)
-        inode.versions = {number: [inode.page(number)] for number in inode.pages()}
-        self._names[path] = inode
+        self._names[path] = _inode(data)
         self.sync_directory(path.rpartition("/")[0])
 
     def unsynced(self) -> int:

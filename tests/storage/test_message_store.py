@@ -87,12 +87,13 @@ def test_a_second_store_is_refused_before_it_touches_anything(tmp_path: Path) ->
 
 def test_the_lock_is_free_after_close(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    assert store.is_open
+    states = [store.is_open]
     store.close(NOW)
-    assert not store.is_open
+    states.append(store.is_open)
 
     again = MessageStore(RealDisk(), str(tmp_path), tiny_config())
 
+    assert states == [True, False]
     assert not again.open(NOW).unclean
     again.close(NOW)
 

@@ -21,6 +21,7 @@ from tests.storage.store_model import (
     NOW,
     PowerDisk,
     Sent,
+    Survival,
     a_message,
     open_store,
     put,
@@ -85,13 +86,14 @@ class Cuts:
         if self._steps % self.stride:
             return
         for survival in survival_patterns(self.seed + self._steps):
-            image = self.disk.image(self.folder / f"cut-{self._steps}-{survival.name}", survival)
-            try:
-                self._judge(image)
-            except Exception as error:
-                raise AssertionError(
-                    f"seed {self.seed}, step {self._steps} ({what}), survival {survival.name}: {error!r}"
-                ) from error
+            self.judge_image(self.disk, f"cut-{self._steps}", survival, what)
+
+    def judge_image(self, disk: PowerDisk, name: str, survival: Survival, what: str) -> None:
+        image = disk.image(self.folder / f"{name}-{survival.name}", survival)
+        try:
+            self._judge(image)
+        except Exception as error:
+            raise AssertionError(f"seed {self.seed}, {name} ({what}), survival {survival.name}: {error!r}") from error
 
     def _judge(self, image: Path) -> None:
         self.judged += 1
@@ -180,3 +182,28 @@ def test_what_was_flushed_survives_a_cut_anywhere(
     assert cuts.judged >= 10
     assert cuts.lost > 0, "no cut ever took anything: the model proves nothing"
     cuts.store.abandon(0)
+
+
+@pytest.mark.parametrize("seed", range(40 if SOAK else 2))
+@pytest.mark.parametrize("pattern", [1, 2, 3], ids=["all kept", "every other", "random"])
+def test_a_cut_during_the_recovery_from_a_cut_loses_no_more(tmp_path: Path, seed: int, pattern: int) -> None:
+    """What the first recovery has done so far is just as unsure as what it found."""
+    config = tiny_config(mapped_file_size_commit_log=8192)
+    cuts = Cuts(tmp_path, config, seed, stride=1 << 40)
+    busy(cuts, 30, ms_per_put=lambda random: random.randrange(700), reopen=True, expire=True)
+    cuts.store.abandon(0)
+    image = cuts.disk.image(tmp_path / "first", survival_patterns(seed)[pattern])
+    disk, steps = PowerDisk(image), 0
+
+    def step(what: str) -> None:
+        nonlocal steps
+        steps += 1
+        if steps % (2 if SOAK else 9) == 0:
+            for survival in survival_patterns(seed + steps):
+                cuts.judge_image(disk, f"second-{steps}", survival, what)
+
+    disk.on_step = step
+    open_store(image, config, disk=disk, now=NOW + 50_000).abandon(0)
+
+    assert steps > 20
+    assert cuts.judged > 8
